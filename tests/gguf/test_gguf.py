@@ -21,7 +21,9 @@ from lutlab.base.specs import ModelSpec
 from lutlab.formats import pack
 from lutlab.gguf import blocks as gguf_blocks
 from lutlab.gguf import folder as gguf
+from lutlab.gguf.config import outline_of
 from lutlab.gguf.header import read_header, types
+from lutlab.gguf.weights import as_stored
 from lutlab.models.families import linear_layers
 from lutlab.models.load import fingerprint, load_model, task_here
 from lutlab.models.shape import linear_shapes, shape_of
@@ -123,7 +125,7 @@ def test_one_bit_and_two_bits_are_read_dense(kind: str, number: int, tmp_path: P
     entry = header(tensors=1, rest=tensor("a", (256, 3), number))
     path = tmp_path / "x.gguf"
     path.write_bytes(entry + bytes(-len(entry) % 32) + data.tobytes())
-    found = gguf.as_stored(read_header(path), "a")
+    found = as_stored(read_header(path), "a")
     assert torch.equal(found.float(), torch.from_numpy(expected(data, kind)))
 
 
@@ -155,11 +157,11 @@ def test_llama_3_rotates_by_the_factors_of_its_file(tmp_path: Path) -> None:
             lambda w, n, v, k: write(w, "rope_freqs.weight" if n.startswith("None") else n, v, k),
         )
         gguf_files.write(path, model)
-        assert gguf.outline_of(path).config["rope_parameters"] == parameters
+        assert outline_of(path).config["rope_parameters"] == parameters
         model.rope_freqs[3] *= 1.5
         gguf_files.write(path, model)
     with pytest.raises(LutlabError, match=r"rope_freqs\.weight\) are not Llama 3's"):
-        gguf.outline_of(path)
+        outline_of(path)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_a_damaged_header_is_one_message(name: str, tmp_path: Path) -> None:
     types()  # imports the package, before memory is counted
     tracemalloc.start()
     with pytest.raises(LutlabError, match=rf"cannot read .*x\.gguf.*{message}"):
-        gguf.outline_of(path)
+        outline_of(path)
     assert tracemalloc.get_traced_memory()[1] < 2**24
     tracemalloc.stop()
 
@@ -325,7 +327,7 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(LutlabError, match="'mamba', and lutlab reads llama, qwen2, qwen3"):
-        gguf.outline_of(tmp_path / "x.gguf")
+        outline_of(tmp_path / "x.gguf")
 
 
 def test_a_scale_that_is_none_is_refused_with_its_tensor(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def described(value: Any) -> str:
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 
 
-def instance(name: str, value: Any, kinds: type[_Kind] | tuple[type, ...], expected: str) -> _Kind:
+def instance(
+    name: str, value: Any, kinds: type[_Kind] | tuple[type[_Kind], ...], expected: str
+) -> _Kind:
     """A value of some classes; a bool is no number.
 
     Raises:
@@ -52,11 +54,7 @@ def instance(name: str, value: Any, kinds: type[_Kind] | tuple[type, ...], expec
 
 
 def integer(name: str, value: Any, least: int, expected: str) -> int:
-    """An int of at least `least`.
-
-    Raises:
-        LutlabError: anything else.
-    """
+    """An int of at least `least`."""
     if instance(name, value, int, expected) < least:
         raise LutlabError(f"{name} is {described(value)}: give {expected}")
     return value
@@ -70,8 +68,8 @@ def strings(name: str, value: Any, expected: str) -> tuple[str, ...]:
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
         raise LutlabError(f"{name} is {described(value)}: give {expected}")
-    for one in value:
-        text(f"{name} holds what", one, "strings only")
+    for item in value:
+        text(f"{name} holds what", item, "strings only")
     return tuple(value)
 
 
@@ -100,13 +98,20 @@ def path(name: str, value: Any) -> Path:
     """
     instance(name, value, (str, os.PathLike), "the path of a folder")
     try:
-        found = Path(value).expanduser()
-        found.lstat() if "\0" in str(found) else found.exists()  # refuse what no file can be called
+        place = Path(value).expanduser()
+        place.lstat() if "\0" in str(place) else place.exists()  # refuse what no file can be called
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise LutlabError(f"{name} is {described(value)}, no path of a file ({error})") from error
     if not str(value):
         raise LutlabError(f"{name} is empty: give the path of a folder, '.' for the present one")
-    return found
+    return place
+
+
+def _dense(value: Any) -> bool:
+    """Whether a value is a strided matrix with numbers, neither of its axes empty."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_nested:
+        return False
+    return not value.is_meta and value.ndim == 2 and value.numel() > 0
 
 
 def matrix(name: str, value: Any, axes: str) -> torch.Tensor:
@@ -120,44 +125,28 @@ def matrix(name: str, value: Any, axes: str) -> torch.Tensor:
     Raises:
         LutlabError: anything else; or float64 numbers that float32 cannot hold.
     """
-    plain = (
-        isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
-    )
-    floating = plain and str(value.dtype).removeprefix("torch.") in _FLOATS
-    if not floating or value.is_meta or value.ndim != 2 or value.numel() == 0:
+    if not _dense(value) or str(value.dtype).removeprefix("torch.") not in _FLOATS:
         raise LutlabError(f"{name} must be a floating-point matrix {axes}, got {described(value)}")
-    found = value.detach().float().resolve_neg()
+    single = value.detach().float().resolve_neg()
     if value.dtype == torch.float64 and bool(torch.isfinite(value).all()):
         exact = value.detach() / (value.detach().abs().max() or 1.0)
-        lost = found.double() / (value.detach().abs().max() or 1.0) - exact
+        lost = single.double() / (value.detach().abs().max() or 1.0) - exact
         if not float(lost.norm()) <= _LOST * float(exact.norm()):
             raise LutlabError(
                 f"{name} has numbers of at most {float(value.detach().abs().max()):.3g}, which float32 cannot hold: "
                 "multiply them, so that the largest is near 1"
             )
-    return found
+    return single
 
 
 def model(value: Any, *, streamed: bool = False) -> PreTrainedModel:
-    """A transformers model whose weights are there; of one whose blocks are streamed, those of its embeddings.
-
-    Raises:
-        LutlabError: anything else.
-    """
-    instance(
-        "model",
-        value,
-        transformers.PreTrainedModel,
-        "a transformers model, as AutoModelForCausalLM.from_pretrained makes it",
-    )
-    instance(
-        "model.config",
-        value.config,
-        transformers.PreTrainedConfig,
-        "a transformers model with its config",
-    )
-    held = value.get_input_embeddings() if streamed else value
-    if any(parameter.is_meta for parameter in held.parameters()):
+    """A transformers model whose weights are there; of one whose blocks are streamed, those of its embeddings."""
+    made = "a transformers model, as AutoModelForCausalLM.from_pretrained makes it"
+    instance("model", value, transformers.PreTrainedModel, made)
+    whole = "a transformers model with its config"
+    instance("model.config", value.config, transformers.PreTrainedConfig, whole)
+    part = value.get_input_embeddings() if streamed else value
+    if any(parameter.is_meta for parameter in part.parameters()):
         raise LutlabError(
             "the model has parameters without values, on the meta device: load its weights"
         )
@@ -165,11 +154,7 @@ def model(value: Any, *, streamed: bool = False) -> PreTrainedModel:
 
 
 def tokenizer(value: Any) -> Any:
-    """A transformers tokenizer.
-
-    Raises:
-        LutlabError: anything else.
-    """
+    """A transformers tokenizer."""
     expected = "a transformers tokenizer, as AutoTokenizer.from_pretrained makes it"
     return instance("tokenizer", value, transformers.PreTrainedTokenizerBase, expected)
 
@@ -180,15 +165,11 @@ def token_ids(name: str, value: Any, vocabulary: int) -> torch.Tensor:
     Raises:
         LutlabError: anything but a dense int64 or int32 matrix, or an id outside of the vocabulary.
     """
-    plain = (
-        isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_nested
-    )
-    whole = plain and value.dtype in (torch.int64, torch.int32)
-    if not whole or value.is_meta or value.ndim != 2 or value.numel() == 0:
+    if not _dense(value) or value.dtype not in (torch.int64, torch.int32):
         raise LutlabError(
             f"{name} must be token ids [samples, seqlen] int64, got {described(value)}"
         )
-    low, high = (int(one) for one in value.aminmax())
+    low, high = map(int, value.aminmax())
     if low < 0 or high >= vocabulary:
         raise LutlabError(
             f"{name} has ids from {low} to {high}, and the model's vocabulary is 0 to {vocabulary - 1}: use the "

@@ -30,6 +30,6 @@ def python(code: str, *arguments: str) -> list[str]:
 def _path(entries: Sequence[str]) -> list[str]:
     """Entries as whole paths, lutlab's own folder among them; '', the current folder, whichever it is, goes last."""
     named = [os.path.abspath(entry) for entry in entries if entry]
-    own = [] if _SOURCE in named else [_SOURCE]
-    here = [os.getcwd()] if "" in entries else []
-    return [*own, *named, *here]
+    ours = [] if _SOURCE in named else [_SOURCE]
+    current = [os.getcwd()] if "" in entries else []
+    return [*ours, *named, *current]

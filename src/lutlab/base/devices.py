@@ -30,13 +30,13 @@ def kind_and_index(
     Raises:
         LutlabError: no device has this name.
     """
-    found = _NAME.fullmatch(str(name))
-    if found is None:
-        meant = _OTHER_NAMES.get(str(name).lower().partition(":")[0], name)
+    match = _NAME.fullmatch(str(name))
+    if match is None:
+        meant = _OTHER_NAMES.get(str(name).lower().partition(":")[0], str(name))
         raise LutlabError(
             f"unknown {key} '{name}': {nearest(meant, dict.fromkeys((*KINDS, 'cuda:1', *others)))}"
         )
-    return found[1], int(found[2] or 0)
+    return match[1], int(match[2] or 0)
 
 
 def device_named(name: object) -> str:
@@ -51,9 +51,9 @@ def device_named(name: object) -> str:
     kind, index = kind_and_index(name)
     gpus = torch.cuda.device_count()
     if index >= (1 if kind == "cpu" else gpus):
-        here = ", ".join(["cpu", *(f"cuda:{i}" for i in range(gpus))])
-        more = "" if gpus else " and no CUDA device"
-        raise LutlabError(f"device={name}: it is not here; this machine has {here}{more}")
+        present = ", ".join(["cpu", *(f"cuda:{i}" for i in range(gpus))])
+        absent = "" if gpus else " and no CUDA device"
+        raise LutlabError(f"device={name}: it is not here; this machine has {present}{absent}")
     return "cpu" if kind == "cpu" else str(name)
 
 

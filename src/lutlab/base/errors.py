@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 # What other libraries call q and g -> our name of it.
 OTHER_NAMES = dict.fromkeys(
@@ -32,9 +32,9 @@ class MissingTextError(LutlabError):
 class Mistakes(LutlabError):
     """Several mistakes, a line each without repetition, shortened to fit one screen."""
 
-    def __init__(self, said: Iterable[str]) -> None:
-        self.said = tuple(dict.fromkeys(said))
-        lines = (textwrap.shorten(one, _LONGEST, placeholder=" …") for one in self.said)
+    def __init__(self, messages: Iterable[str]) -> None:
+        self.said = tuple(dict.fromkeys(messages))
+        lines = (textwrap.shorten(message, _LONGEST, placeholder=" …") for message in self.said)
         several = len(self.said) > 1
         super().__init__(
             "\n  ".join([f"{len(self.said)} mistakes", *lines]) if several else self.said[0]
@@ -55,8 +55,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     shown = names[:_SHOWN]
     if close and len(names) > _SHOWN_BESIDE:
         shown = [by_lower[match] for match in close]
-    more = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
-    return f"{guess}known: {', '.join(shown) or '(none)'}{more}"
+    rest = f", … ({len(names)} in all)" if len(names) > len(shown) else ""
+    return f"{guess}known: {', '.join(shown) or '(none)'}{rest}"
 
 
 def not_installed(modules: Iterable[str], install: str) -> str:
@@ -74,12 +74,13 @@ def arguments_of(function: Callable[..., Any]) -> list[str]:
 def explained(called: _Called) -> _Called:
     """A function, or a class, whose wrong arguments raise LutlabError with the nearest known one, not TypeError."""
     if isinstance(called, type):
-        called.__init__ = _explained(called.__init__, called.__name__)
-        return called
+        cls: Any = called  # __init__ is put in anew
+        cls.__init__ = _explained(cls.__init__, cls.__name__)
+        return cls
     return _explained(called, called.__name__)
 
 
-def _explained(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _explained(function: _Called, name: str) -> _Called:
     signature = inspect.signature(function)
     kinds = {p.kind for p in signature.parameters.values()}
     known = [argument for argument in arguments_of(function) if argument != "self"]
@@ -97,4 +98,4 @@ def _explained(function: Callable[..., Any], name: str) -> Callable[..., Any]:
             raise LutlabError(f"{name}: {error}; it takes {', '.join(known)}") from error
         return function(*values, **named)
 
-    return call
+    return cast(_Called, call)  # it takes what the function takes

@@ -17,7 +17,7 @@ def visible(text: str) -> str:
     >>> visible("a\x1b[31mb")
     'a\\x1b[31mb'
     """
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def mapped_texts(value: Any, change: Callable[[str], str]) -> Any:
@@ -25,10 +25,10 @@ def mapped_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, tuple | list):
-        return type(value)(mapped_texts(one, change) for one in value)
+        return type(value)(mapped_texts(item, change) for item in value)
     if isinstance(value, Mapping):
         return {mapped_texts(k, change): mapped_texts(v, change) for k, v in value.items()}
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return dataclasses.replace(value, **mapped_texts(fields, change))
     return value

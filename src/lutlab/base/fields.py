@@ -10,6 +10,7 @@ A field is a key of the command line (`Key.read`: texts are read as its type), a
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import functools
 import inspect
@@ -65,8 +66,8 @@ class Key:
     @functools.cached_property
     def values(self) -> tuple[str, ...]:
         """Every value there is but the empty one, where they are few."""
-        said = (one for one in _added(self.annotation) if isinstance(one, tuple))
-        return tuple(filter(None, next(said, _values(self.type))))
+        shown = (extra for extra in _added(self.annotation) if isinstance(extra, tuple))
+        return tuple(filter(None, next(shown, _values(self.type))))
 
     @property
     def open(self) -> bool:
@@ -79,7 +80,7 @@ class Key:
         return typing.get_origin(self.type) is tuple
 
     @functools.cached_property
-    def _kind(self) -> type:
+    def _kind(self) -> builtins.type:
         return _bare(self.type)
 
     def read(self, value: Any) -> Any:
@@ -96,13 +97,13 @@ class Key:
         if flag or number:
             raise LutlabError(self._refusal(value, spelled(value)))
         try:
-            found = _reader(self.annotation)(_text(value) if text else value)
+            result = _reader(self.annotation)(_text(value) if text else value)
         except ValidationError as error:
             raise LutlabError(self._refusal(value, spelled(value))) from error
-        if isinstance(found, float) and int in typing.get_args(self.type):
-            found = whole(found)
-        self._limit(found)
-        return found
+        if isinstance(result, float) and int in typing.get_args(self.type):
+            result = whole(result)
+        self._limit(result)
+        return result
 
     def check(self, value: Any) -> None:
         """Refuse a value that a caller gives.
@@ -123,14 +124,14 @@ class Key:
         return Key(self.name, either, *((self.default, self.about) if same else (MISSING, "")))
 
     def _limit(self, value: Any) -> None:
-        for one in _added(self.annotation):
-            if inspect.isfunction(one) and value is not None:
-                one(self.name, value)
+        for limit in _added(self.annotation):
+            if inspect.isfunction(limit) and value is not None:
+                limit(self.name, value)
 
     def _refusal(self, value: Any, shown: str) -> str:
         if self.values and not self.many and not isinstance(value, list):
-            given = value if isinstance(value, str) else shown
-            return f"unknown {self.name} '{given}': {nearest(given, self.values)}"
+            name = value if isinstance(value, str) else shown
+            return f"unknown {self.name} '{name}': {nearest(name, self.values)}"
         outside = isinstance(value, int | float) and not isinstance(value, bool) and self._bounds()
         about = f": {self.about.rstrip('.')}" if outside and self.about else ""
         return f"{self.name}={shown}: give {self._expected(value)}{about}"
@@ -156,49 +157,46 @@ class Key:
     def _bounds(self) -> str:
         """`` above 0 and below 1``, of a number; empty where it has none."""
         arms = (self.annotation, *typing.get_args(self.type))
-        fields = [one for arm in arms for one in _added(arm) if isinstance(one, FieldInfo)]
+        fields = [extra for arm in arms for extra in _added(arm) if isinstance(extra, FieldInfo)]
         words = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
-        said = [
+        bounds = [
             f"{word} {bound:g}"
-            for one in fields
-            for limit in one.metadata
+            for field in fields
+            for limit in field.metadata
             for name, word in words.items()
             if abs(bound := getattr(limit, name, MOST)) < MOST
         ]
-        return f" {' and '.join(dict.fromkeys(said))}" if said else ""
+        return f" {' and '.join(dict.fromkeys(bounds))}" if bounds else ""
 
 
 @functools.cache
 def keys_of(cls: type, prefix: str = "") -> tuple[Key, ...]:
     """The keys that set the fields of a dataclass, those of a dataclass within it too."""
-    said, found = meanings(cls), []
+    keys: list[Key] = []
     for field in dataclasses.fields(cls):
         name = f"{prefix}{field.name}"
         if inner := nested(cls, field):
-            found += keys_of(inner, f"{name}.")
+            keys += keys_of(inner, f"{name}.")
             continue
-        about = said.get(field.name, "")
-        found.append(Key(name, annotation(cls, field), default_of(field), about))
-    return tuple(found)
+        about = meanings(cls).get(field.name, "")
+        keys.append(Key(name, annotation(cls, field), default_of(field), about))
+    return tuple(keys)
 
 
-def check(one: Any, prefix: str = "") -> None:
+def check(record: Any, prefix: str = "") -> None:
     """Refuse the first field of a dataclass' instance that is of another type or out of its limit.
 
-    Args:
-        one: the instance.
-        prefix: text before a field's name in a message, as `evaluator.generation.`.
-
     Raises:
-        LutlabError: a field is; the message names it, and what to give.
+        LutlabError: a field is; the message names it behind `prefix`, as `evaluator.generation.`, and what to give.
     """
-    for field, key in zip(dataclasses.fields(one), keys_of(type(one), prefix), strict=True):
-        key.check(getattr(one, field.name))
+    cls: type = type(record)
+    for field, key in zip(dataclasses.fields(cls), keys_of(cls, prefix), strict=True):
+        key.check(getattr(record, field.name))
 
 
 def annotation(cls: type, field: dataclasses.Field) -> Any:
     """A field's annotation as an object. Others of its class, of class variables, only type checkers can read."""
-    owner = next(one for one in cls.__mro__ if field.name in inspect.get_annotations(one))
+    owner = next(base for base in cls.__mro__ if field.name in inspect.get_annotations(base))
     module = vars(sys.modules[owner.__module__])
     only = SimpleNamespace(__annotations__={"it": field.type})
     return typing.get_type_hints(only, module, include_extras=True)["it"]
@@ -207,14 +205,16 @@ def annotation(cls: type, field: dataclasses.Field) -> Any:
 def nested(cls: type, field: dataclasses.Field) -> type | None:
     """The dataclass that a field holds, as `Tuning | None` does; None where it holds a value."""
     kind = _plain(annotation(cls, field))
-    found = [arm for arm in (*typing.get_args(kind), kind) if dataclasses.is_dataclass(arm)]
-    return found[0] if found else None
+    for arm in (*typing.get_args(kind), kind):
+        if isinstance(arm, type) and dataclasses.is_dataclass(arm):
+            return arm
+    return None
 
 
 def default_of(field: dataclasses.Field) -> Any:
     """A field's default; MISSING where it has none."""
-    has_factory = field.default_factory is not MISSING
-    return field.default_factory() if has_factory else field.default
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 @functools.cache
@@ -253,13 +253,13 @@ def _bare(kind: Any) -> type:
 
 def _values(kind: Any) -> tuple[str, ...]:
     """The values of an enumeration, or of a Literal."""
-    found: list[str] = []
+    names: list[str] = []
     for arm in (kind, *typing.get_args(kind)):
         if typing.get_origin(arm) is typing.Literal:
-            found += typing.get_args(arm)
+            names += typing.get_args(arm)
         if isinstance(arm, type) and issubclass(arm, Enum):
-            found += arm.__members__
-    return tuple(dict.fromkeys(found))
+            names += arm.__members__
+    return tuple(dict.fromkeys(names))
 
 
 def spelled(value: Any) -> str:
@@ -281,11 +281,11 @@ def meanings(cls: type) -> Mapping[str, str]:
     >>> meanings(ModelSpec)["name"]
     'name of the model in tables.'
     """
-    found: dict[str, str] = {}
+    by_field: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         text = inspect.cleandoc(vars(base).get("__doc__") or "")
         _, _, section = text.partition("Attributes:\n")
         section = section.partition("\n\n")[0]
         for names, about in re.findall(r"^ {4}(\w[\w, ]*): ((?:.|\n {8})*)", section, re.MULTILINE):
-            found |= dict.fromkeys(names.split(", "), " ".join(about.split()))
-    return found
+            by_field |= dict.fromkeys(names.split(", "), " ".join(about.split()))
+    return by_field

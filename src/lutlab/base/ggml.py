@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
+from typing import Any
 
 from lutlab.base.errors import LutlabError, not_installed
 from lutlab.base.lazy import np
@@ -65,14 +67,20 @@ def lacking() -> str:
     return not_installed(MODULES, INSTALL)
 
 
-def function(name: str) -> ctypes._CFuncPtr:
-    """A function of ggml's, one of FUNCTIONS; called without the GIL."""
+def function(name: str) -> Callable[..., Any]:
+    """A function of ggml's, one of FUNCTIONS; called without the GIL.
+
+    Raises:
+        LutlabError: llama-cpp-python is not installed.
+    """
     library, result, arguments = FUNCTIONS[name]
-    folder = Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib"
-    (path, *_) = sorted(folder.glob(f"*ggml-{library}.*"))
-    found = getattr(ctypes.CDLL(str(path)), f"ggml_{name}")
-    found.restype, found.argtypes = result, arguments
-    return found
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        raise LutlabError(lacking())
+    (path, *_) = sorted((Path(spec.origin).parent / "lib").glob(f"*ggml-{library}.*"))
+    symbol = getattr(ctypes.CDLL(str(path)), f"ggml_{name}")
+    symbol.restype, symbol.argtypes = result, arguments
+    return symbol
 
 
 def number_of(kind: str) -> int:
@@ -114,14 +122,14 @@ def blocks_of(
     rows, columns = values.shape
     words = np.empty((rows, columns // weights * size), dtype=np.uint8)
     values = np.ascontiguousarray(values, dtype=np.float32)
-    quantize, told = function("quantize_chunk"), None
+    quantize, weighting = function("quantize_chunk"), None
     if importance is not None:
         importance = np.ascontiguousarray(importance, dtype=np.float32)
-        told = importance.ctypes.data
+        weighting = importance.ctypes.data
 
     def some(first: int) -> None:
-        here, there = values[first : first + _ROWS], words[first : first + _ROWS]
-        quantize(number, here.ctypes.data, there.ctypes.data, 0, len(here), columns, told)
+        block, target = values[first : first + _ROWS], words[first : first + _ROWS]
+        quantize(number, block.ctypes.data, target.ctypes.data, 0, len(block), columns, weighting)
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(some, range(0, rows, _ROWS)))

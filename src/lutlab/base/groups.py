@@ -17,7 +17,7 @@ CANDIDATE_BITS = (2, 3, 4, 5)
 CANDIDATE_GROUP_SIZES = (32, 64, 128, -1)
 
 
-def check_bits(q: int) -> int:
+def check_bits(q: Bits) -> int:
     """Return q. Raises LutlabError unless it is an integer of 1-8."""
     if isinstance(q, bool) or not isinstance(q, int) or not 1 <= q <= 8:
         raise LutlabError(

@@ -25,9 +25,9 @@ def folder(name: str) -> Path:
     Raises:
         LutlabError: the package is in neither of the two places, as a copy of src/lutlab alone.
     """
-    found = (checkout() or _SHARE) / name
-    if not found.is_dir():
+    path = (checkout() or _SHARE) / name
+    if not path.is_dir():
         raise LutlabError(
-            f"lutlab's folder {name}/ is not at {found}: install lutlab with pip, or run it from its checkout"
+            f"lutlab's folder {name}/ is not at {path}: install lutlab with pip, or run it from its checkout"
         )
-    return found
+    return path

@@ -142,7 +142,7 @@ class Tuning:
         fixed = defaults(Tuning)
         return {k: v for k, v in vars(self).items() if k == "steps" or v != fixed[k]}
 
-    def asked(self) -> dict[str, Any]:
+    def recorded(self) -> dict[str, Any]:
         """Fields by name, but for later ones at their defaults, so that ids of published rows stay."""
         changed, first = self.changed(), list(defaults(Tuning))[:_TUNING_OF_BEFORE]
         return {k: v for k, v in vars(self).items() if k in first or k in changed}

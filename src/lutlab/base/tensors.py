@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lutlab.base.lazy import torch
 
@@ -128,7 +129,7 @@ class MixedTensor:
 
         scale = by_row(self.scale_step) * (self.scale_code.float() + by_row(self.scale_zero))
         zero = self.zero_point
-        if self.row_scale is not None:
+        if self.row_scale is not None and self.row_zero is not None:
             wide = self.widths == 4
             scale[:, wide] = self.row_scale.float()[:, None]
             zero = zero.masked_fill(wide, 0) + self.row_zero[:, None] * wide
@@ -154,7 +155,7 @@ def stacked(parts: Sequence[UniformTensor | BCQTensor]) -> UniformTensor | BCQTe
     """Tensors of the rows of one weight, one below the other; all of one class, bits, groups and order."""
     first = parts[0]
     rows = {"codes": 0, "scale": 0, "zero_point": 0, "alpha": 1, "offset": 0}
-    joined = {
+    joined: dict[str, Any] = {  # of tensors
         name: torch.cat([getattr(part, name) for part in parts], dim)
         for name, dim in rows.items()
         if name in vars(first) and getattr(first, name) is not None

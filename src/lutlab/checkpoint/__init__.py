@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 VERSION = 1  # of what is read from folders that are quantized already; in the ids of method=stored
 REGISTRIES = "transformers.quantizers.auto"
@@ -34,13 +35,14 @@ class _AfterTransformers(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None:
-            execute = spec.loader.exec_module
+            loader: Any = spec.loader  # of which one method is put in anew
+            execute = loader.exec_module
 
             def execute_and_register(module: ModuleType) -> None:
                 execute(module)
                 importlib.import_module(OURS)
 
-            spec.loader.exec_module = execute_and_register
+            loader.exec_module = execute_and_register
         return spec
 
 

@@ -32,8 +32,9 @@ from lutlab.base.lazy import PreTrainedModel
 from lutlab.checkpoint.saving import new_folder
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.formats import name_of
+from lutlab.formats.contract import Format
 from lutlab.models.contract import CLASSIFIES
-from lutlab.models.families import task_of
+from lutlab.models.families import task_of, weight_of
 from lutlab.models.new_head import head_of
 from lutlab.modules import QuantLinear
 
@@ -60,21 +61,20 @@ def save_adapter(model: PreTrainedModel, folder: str | Path) -> int:
     layers = quantized_layers(model)
     head = head_of(model) if task_of(model) == CLASSIFIES else None
     tensors = {
-        f"{n}.{key}": one for n, layer in layers.items() for key, one in _scales(n, layer).items()
+        f"{name}.{key}": scale
+        for name, layer in layers.items()
+        for key, scale in _scales(name, layer).items()
     }
     facts: dict[str, Any] = {"format": FORMAT, "planes_sha256": planes_sha256(layers), "head": head}
     if head:
-        tensors |= {
-            f"{head}.{key}": one for key, one in model.get_submodule(head).state_dict().items()
-        }
-        facts["classes"] = [
-            model.config.id2label[index] for index in range(model.config.num_labels)
-        ]
-    tensors = {name: one.detach().cpu().contiguous() for name, one in tensors.items()}
+        state = model.get_submodule(head).state_dict()
+        tensors |= {f"{head}.{key}": tensor for key, tensor in state.items()}
+        facts["classes"] = [name for _, name in sorted((model.config.id2label or {}).items())]
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with new_folder(folder) as draft:
         save_file(tensors, draft / _TENSORS)
         (draft / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    return sum(one.nbytes for one in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
@@ -105,10 +105,10 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         )
     tensors = load_file(folder / _TENSORS)
     layers = quantized_layers(model)
-    here = planes_sha256(layers)
-    if here != facts["planes_sha256"]:
+    digest = planes_sha256(layers)
+    if digest != facts["planes_sha256"]:
         raise LutlabError(
-            f"{folder} is an adapter over planes {facts['planes_sha256'][:16]}, and this model has {here[:16]}: its "
+            f"{folder} is an adapter over planes {facts['planes_sha256'][:16]}, and this model has {digest[:16]}: its "
             "scales mean nothing over other codes; load it over the model that was tuned, or one of the same "
             "checkpoint, method, q and g"
         )
@@ -120,7 +120,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         model.set_submodule(facts["head"], head)
         model.config.id2label = dict(enumerate(facts["classes"]))
         model.config.label2id = {name: index for index, name in enumerate(facts["classes"])}
-        model.num_labels = len(facts["classes"])
+        vars(model)["num_labels"] = len(facts["classes"])
     return model
 
 
@@ -130,9 +130,10 @@ def planes_sha256(layers: Mapping[str, QuantLinear]) -> str:
     for name, layer in sorted(layers.items()):
         digest.update(f"{name} {json.dumps(layer.layout(), sort_keys=True)}\n".encode())
         packed = layer.packed
-        for key, one in packed.buffers.items():
-            if one is not None and key not in packed.scales:
-                digest.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        for key, buffer in packed.buffers.items():
+            if buffer is not None and key not in packed.scales:
+                plain = buffer.detach().cpu().contiguous().reshape(-1)
+                digest.update(plain.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -143,23 +144,23 @@ def _scales(name: str, layer: QuantLinear) -> dict[str, torch.Tensor]:
             f"{name} is stored as {name_of(packed)}, which has no scales apart from its codes: adapters are of binary "
             "codes and of uniform ones"
         )
-    return {key: packed.buffers[key] for key in packed.scales if packed.buffers[key] is not None}
+    buffers = packed.buffers
+    return {key: scale for key in packed.scales if (scale := buffers[key]) is not None}
 
 
 def _with_scales(
     name: str, layer: QuantLinear, tensors: Mapping[str, torch.Tensor], folder: Path
-) -> Any:
+) -> Format:
     """The layer's packed weight with an adapter's scales."""
-    own = _scales(name, layer)
-    found = {key: tensors.get(f"{name}.{key}") for key in own}
-    for key, one in own.items():
-        given = found[key]
-        if given is None or (given.shape, given.dtype) != (one.shape, one.dtype):
+    scales = {}
+    for key, scale in _scales(name, layer).items():
+        stored = tensors.get(f"{name}.{key}")
+        if stored is None or (stored.shape, stored.dtype) != (scale.shape, scale.dtype):
             raise LutlabError(
-                f"{folder / _TENSORS}: {name}.{key} is not {list(one.shape)} {one.dtype}: {_CURE}"
+                f"{folder / _TENSORS}: {name}.{key} is not {list(scale.shape)} {scale.dtype}: {_CURE}"
             )
-    there = {key: given.to(own[key].device) for key, given in found.items()}
-    return layer.packed.with_buffers(layer.packed.buffers | there)
+        scales[key] = stored.to(scale.device)
+    return layer.packed.with_buffers(layer.packed.buffers | scales)
 
 
 def _head(
@@ -179,10 +180,10 @@ def _head(
         )
     if name is None:
         return None
-    old, weight = model.get_submodule(name), tensors[f"{name}.weight"]
+    replaced, weight = weight_of(model.get_submodule(name)), tensors[f"{name}.weight"]
     bias = tensors.get(f"{name}.bias")
-    if weight.shape != (len(facts["classes"]), old.in_features):
+    if weight.shape != (len(facts["classes"]), replaced.shape[1]):
         raise LutlabError(f"{folder / _TENSORS}: {name}.weight is {list(weight.shape)}: {_CURE}")
-    head = nn.Linear(old.in_features, len(weight), bias is not None).to(old.weight)
+    head = nn.Linear(replaced.shape[1], len(weight), bias is not None).to(replaced)
     head.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
     return head.requires_grad_(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -22,11 +22,12 @@ from lutlab.models.families import family_of, model_class
 from lutlab.models.files import ANYBCQ, Shards, quantization_of, weight_files
 from lutlab.models.load import check_loaded
 from lutlab.models.pretrained import config_of, model_of
+from lutlab.models.resident import placed
 from lutlab.models.streamed import Streamed, assign, check_tied, finish, outside, skeleton
 
 DTYPES = {
-    str(one).removeprefix("torch."): one
-    for one in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 
 
@@ -51,17 +52,15 @@ def load(
             points that readers disagree on; files that are missing, truncated, of another model, or not those of the
             folder's SHA256SUMS.
     """
-    folder, dtype = _folder(folder), _dtype(dtype)
-    device = device_named(device)
+    folder, chosen, device = _folder(folder), _dtype(dtype), device_named(device)
     quantization = _quantization(folder)
     if (quantization or {}).get("quant_method") == METHOD:
-        return _load_ours(folder, dtype).to(device).eval()
+        return placed(_load_ours(folder, chosen or "auto"), device)
     if has_sums(folder):  # an export; or lutlab's own, whose config.json does not say so any more
         check_sums(folder, CURE, used=["config.json"])
-    config = _config(folder)
-    if isinstance(dtype, str):
-        dtype = config.dtype or torch.float16  # that of the scales of all these layouts
-    return load_foreign(folder, config, quantization, dtype, device)
+    config, saved = _config(folder)
+    chosen = chosen or saved or torch.float16  # that of the scales of all these layouts
+    return load_foreign(folder, config, quantization, chosen, device)
 
 
 def load_mapped(
@@ -80,7 +79,7 @@ def load_mapped(
         LutlabError: the weights are not quantized, or in another project's layout; files are missing, truncated, of
             another model, or not those of the folder's SHA256SUMS.
     """
-    folder, dtype = _folder(folder), _dtype(dtype)
+    folder, chosen = _folder(folder), _dtype(dtype)
     quantization = _quantization(folder)
     method = (quantization or {}).get("quant_method", METHOD)
     if method != METHOD:
@@ -88,19 +87,16 @@ def load_mapped(
             f"{folder} is quantized in the layout of {method}, which is packed anew while it is loaded: "
             "lutlab.save(lutlab.load(folder), <new folder>) once, and give that"
         )
-    config = _config(folder)
-    if isinstance(dtype, str):
-        dtype = config.dtype or torch.float32
-    model = skeleton(config, dtype, folder)
-    for name, module in empty_layers(
-        model, LutlabConfig(**quantization).layers if quantization else {}
-    ):
-        if isinstance(module, QuantEmbedding):
+    config, saved = _config(folder)
+    model = skeleton(config, chosen or saved or torch.float32, folder)
+    layouts = LutlabConfig(**quantization).layers if quantization else {}
+    for name, layer in empty_layers(model, layouts):
+        if isinstance(layer, QuantEmbedding):
             raise LutlabError(
                 f"{folder}: its table of tokens is quantized, and only dense ones are read block by block: save the "
                 "model without embeddings="
             )
-        model.set_submodule(name, module)
+        model.set_submodule(name, layer)
     shards = Shards(folder, model.base_model_prefix)
     tied = model.all_tied_weights_keys
     shards.check([n for n in model.state_dict() if n not in tied], family_of(config).blocks)
@@ -108,34 +104,37 @@ def load_mapped(
 
     def stored(name: str, expected: torch.Tensor, *, packed: bool = False) -> torch.Tensor:
         """A tensor of the files; what is not packed has the model's dtype."""
-        found = shards.mapped(name)
-        if found.shape != expected.shape or (packed and found.dtype != expected.dtype):
+        tensor = shards.mapped(name)
+        if tensor.shape != expected.shape or (packed and tensor.dtype != expected.dtype):
             raise LutlabError(
-                f"{folder}: {name} is {found.dtype} {list(found.shape)} in the files, but config.json says "
+                f"{folder}: {name} is {tensor.dtype} {list(tensor.shape)} in the files, but config.json says "
                 f"{expected.dtype} {list(expected.shape)}: the two belong to different models; copy the folder again"
             )
-        return found if packed else found.to(expected.dtype)
+        return tensor if packed else tensor.to(expected.dtype)
 
     def fill(block: nn.Module, prefix: str) -> None:
-        parameters, state = dict(block.named_parameters()), block.state_dict()
-        packed = {name: name not in parameters for name in state}
-        found = {prefix + n: stored(prefix + n, t, packed=packed[n]) for n, t in state.items()}
-        assign(block, prefix, found)
+        parameters = dict(block.named_parameters())
+        tensors = {
+            prefix + name: stored(prefix + name, expected, packed=name not in parameters)
+            for name, expected in block.state_dict().items()
+        }
+        assign(block, prefix, tensors)
 
     names = {module: name for name, module in model.named_modules()}
     head = model.get_output_embeddings()
     for module in outside(model):
-        own = {f"{names[module]}.{n}": p for n, p in module.named_parameters(recurse=False)}
-        own = {name: stored(name, p) for name, p in own.items() if name not in tied}
+        prefix = f"{names[module]}."
+        named = {prefix + n: p for n, p in module.named_parameters(recurse=False)}
+        tensors = {name: stored(name, p) for name, p in named.items() if name not in tied}
         if module is not head:
-            own = {name: tensor.clone() for name, tensor in own.items()}
-        assign(module, f"{names[module]}.", own)
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        assign(module, prefix, tensors)
     return finish(model, "cpu"), Streamed(model, fill, "cpu")
 
 
-def _folder(given: Any) -> Path:
+def _folder(path: Any) -> Path:
     """Check the argument `folder`; a GGUF file is unpacked into one."""
-    folder = arguments.path("folder", given)
+    folder = arguments.path("folder", path)
     return gguf_packed.unpacked(folder) if is_gguf(folder) else folder
 
 
@@ -150,30 +149,29 @@ def _quantization(folder: Path) -> dict[str, Any] | None:
     return quantization
 
 
-def _dtype(given: Any) -> torch.dtype | str:
-    """Check the argument `dtype`."""
-    named = given
-    if not isinstance(given, torch.dtype):
-        named = arguments.instance("dtype", given, str, "auto, float16, bfloat16 or float32")
-    if named == "auto":
-        return named
-    found = DTYPES.get(named, named)
-    if found not in DTYPES.values():
+def _dtype(dtype: Any) -> torch.dtype | None:
+    """Check the argument `dtype`; None is `auto`."""
+    if not isinstance(dtype, torch.dtype):
+        arguments.instance("dtype", dtype, str, "auto, float16, bfloat16 or float32")
+    if dtype == "auto":
+        return None
+    named = DTYPES.get(dtype, dtype)
+    if named not in DTYPES.values():
         raise LutlabError(
-            f"dtype is {arguments.described(given)}: give auto, or one of {', '.join(DTYPES)}"
+            f"dtype is {arguments.described(dtype)}: give auto, or one of {', '.join(DTYPES)}"
         )
-    return found
+    return named
 
 
-def _config(folder: Path) -> PreTrainedConfig:
-    """The architecture of a folder, without what it says of quantized weights."""
+def _config(folder: Path) -> tuple[PreTrainedConfig, torch.dtype | None]:
+    """The architecture of a folder, without what it says of quantized weights, and the dtype that it names."""
     try:
         config = config_of(folder)
     except (OSError, ValueError) as error:
         raise _damaged(folder, error) from error
     for key in ("quantization_config", ANYBCQ):
         vars(config).pop(key, None)
-    return config
+    return config, cast("torch.dtype | None", config.dtype)  # a name is a dtype once it is read
 
 
 def _load_ours(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:

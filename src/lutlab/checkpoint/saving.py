@@ -62,11 +62,7 @@ def save(
 
 
 def check_saved(model: Any, tokenizer: Any) -> None:
-    """Refuse what is no model with a tokenizer, or without one, that a folder can hold.
-
-    Raises:
-        LutlabError: the model is of another kind, or without weights.
-    """
+    """Refuse what is no model with weights, or no tokenizer where there is one."""
     arguments.model(model)
     if tokenizer is not None:
         arguments.tokenizer(tokenizer)
@@ -137,7 +133,7 @@ def uniform_of(name: str, layer: QuantLinear) -> UniformTensor:
         LutlabError: it has no such form; the message says why.
     """
     tensor = as_uniform(name, layer)
-    if tensor.offset is not None:
+    if tensor.zero_point is None:
         raise LutlabError(
             f"{name}: its codes have a float offset a group, no multiple of the scale (as GGUF's Q4_1), and this "
             "layout has integer zero points only: keep this model with lutlab.save"
@@ -190,8 +186,8 @@ def save_as(
     for name, layer in layers:
         if name not in tensors:
             state[f"{name}.weight"] = layer.packed.dequantize().to(model.dtype)
-    for layer, by_name in tensors.items():
-        state |= {f"{layer}.{name}": tensor.contiguous() for name, tensor in by_name.items()}
+    for name, by_key in tensors.items():
+        state |= {f"{name}.{key}": tensor.contiguous() for key, tensor in by_key.items()}
     ours = getattr(model.config, "quantization_config", None)
     # with it, transformers would write the buffers and the config of the folder that it loaded
     quantizer = vars(model).pop("hf_quantizer", None)

@@ -25,7 +25,7 @@ from lutlab.checkpoint.foreign.reading import layout_in, layout_of, width_in
 from lutlab.checkpoint.loading import load
 from lutlab.checkpoint.transformers import CURE, METHOD
 from lutlab.formats import name_of
-from lutlab.models.families import linear_layers, weight_of
+from lutlab.models.families import linear_layers, size_of
 from lutlab.models.files import Shards, quantization_of
 from lutlab.models.load import LoadedModel, folder_of, gguf_of, load_tokenizer
 from lutlab.models.resident import Resident
@@ -59,8 +59,9 @@ def layer_widths(spec: ModelSpec) -> Mapping[str, Width]:
     if has_sums(folder):
         check_file(folder, "config.json", CURE)  # loading compares the others
     sizes, quantization = linear_shapes(spec), quantization_of(folder)
-    if (quantization or {}).get("quant_method") == METHOD:
-        return {n: _width(one) for n, one in quantization["layers"].items() if n in sizes}
+    if quantization and quantization.get("quant_method") == METHOD:
+        layouts = quantization["layers"]
+        return {name: _width(layout) for name, layout in layouts.items() if name in sizes}
     shards = Shards(folder, next(iter(sizes)).partition(".")[0])
     layout, names = layout_in(folder, quantization, sizes, shards)
     return {name: width_in(folder, name, sizes[name], layout, shards) for name in names}
@@ -90,10 +91,10 @@ def formats_of(spec: ModelSpec) -> tuple[str, ...]:
     """Names of the formats that hold the folder's weights once they are loaded, sorted; errors as of layer_widths."""
     layer_widths(spec)
     quantization = quantization_of(stored_folder(spec))
-    if (quantization or {}).get("quant_method") == METHOD:
-        return tuple(sorted({one["format"] for one in quantization["layers"].values()}))
+    if quantization and quantization.get("quant_method") == METHOD:
+        return tuple(sorted({layout["format"] for layout in quantization["layers"].values()}))
     tensor = layout_of(quantization).tensor
-    return tuple(n for n, one in registry.classes("format").items() if one.tensor is tensor)
+    return tuple(name for name, cls in registry.classes("format").items() if cls.tensor is tensor)
 
 
 def load_stored(
@@ -120,8 +121,8 @@ def load_stored(
         return loaded, layers, {"stored_as": gguf_packed.stored_as(file)}
     quantization = quantization_of(folder) or {}
     keys = ("quant_method", "checkpoint_format", "packing_format", "version", "format")
-    said = {key: quantization[key] for key in keys if key in quantization}
-    return loaded, layers, {"stored_as": said or "EfficientQAT, 3 bits"}
+    stated = {key: quantization[key] for key in keys if key in quantization}
+    return loaded, layers, {"stored_as": stated or "EfficientQAT, 3 bits"}
 
 
 def stats_of_layer(name: str, module: Any, width: Width) -> LayerStats:
@@ -130,11 +131,12 @@ def stats_of_layer(name: str, module: Any, width: Width) -> LayerStats:
     Of a layer in full precision its 16 bits are counted, as they are of one that lutlab leaves so.
     """
     packed = module.packed if isinstance(module, QuantLinear) else None
-    shape = packed.shape if packed else tuple(weight_of(module).shape)
-    full = 16 * math.prod(shape)
+    rows, columns = packed.shape if packed else size_of(module)
+    full = 16 * rows * columns
     return LayerStats(
         name,
-        *shape,
+        rows,
+        columns,
         squared_error=math.nan,
         squared_norm=math.nan,
         bits_stored=packed.bits_stored if packed else full,

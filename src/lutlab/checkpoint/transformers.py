@@ -12,7 +12,7 @@ their SHA256SUMS; transformers' own save_pretrained writes none, and such a fold
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class LutlabConfig(QuantizationConfigMixin):
                 f"reads format {FORMAT}, whose only other key `layers` maps paths to layouts (format 1 stored uniform "
                 "codes as binary ones); use the version of lutlab that saved the model, or quantize and save it again"
             )
-        self.quant_method = quant_method
+        self.quant_method = quant_method  # type: ignore[assignment] # its enumeration is of transformers' own
         self.format = format
         self.layers = {name: dict(layout) for name, layout in layers.items()}
 
@@ -98,14 +98,15 @@ class LutlabQuantizer(HfQuantizer):
         """
         if checkpoint_files is not None:
             _check_sums([Path(path) for path in checkpoint_files])
-        for name, module in empty_layers(model, self.quantization_config.layers):
+        layers = dict(empty_layers(model, self.quantization_config.layers))
+        for name, module in layers.items():
             # GPT-2 initializes the weight of every c_proj before it looks for missing ones: give it one to leave alone
             module.weight = torch.empty(0)
             module.weight._is_hf_initialized = True
             model.set_submodule(name, module)
         self._tied = embeddings.begin_tie(model)
         if checkpoint_files is not None:
-            _check_files(model, self.quantization_config.layers, checkpoint_files)
+            _check_files(model, layers, checkpoint_files)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         for name in self.quantization_config.layers:
@@ -181,20 +182,19 @@ def _skeleton(model: PreTrainedModel, name: str, layout: Mapping[str, Any]) -> Q
         ) from error
     cls = QuantEmbedding if isinstance(replaced, nn.Embedding) else QuantLinear
     module = cls.from_layout(layout, "meta")
-    if not hasattr(replaced, "weight") or replaced.weight.ndim != 2:
+    if not hasattr(replaced, "weight") or weight_of(replaced).ndim != 2:
         raise LutlabError(f"{type(replaced).__name__} is not a linear layer")
-    biased = getattr(replaced, "bias", None) is not None
-    expected = tuple(weight_of(replaced).shape)
-    found = module.out_features, module.in_features
-    if found != expected or (biased and module.bias is None):
+    biased, weight = getattr(replaced, "bias", None) is not None, weight_of(replaced)
+    expected, size = tuple(weight.shape), (module.out_features, module.in_features)
+    if size != expected or (biased and module.bias is None):
         raise LutlabError(
-            f"[N, K] = {list(found)} with bias={module.bias is not None}, but the rest of config.json says "
+            f"[N, K] = {list(size)} with bias={module.bias is not None}, but the rest of config.json says "
             f"{list(expected)} with bias={biased}: the two belong to different models"
         )
     if isinstance(module, QuantEmbedding):
-        module.like = torch.empty(0, dtype=replaced.weight.dtype, device="meta")
+        module.like = torch.empty(0, dtype=weight.dtype, device="meta")
     if module.bias is not None:
-        bias = torch.empty(module.out_features, dtype=replaced.weight.dtype, device="meta")
+        bias = torch.empty(module.out_features, dtype=weight.dtype, device="meta")
         module.bias = nn.Parameter(bias, requires_grad=False)
     return module
 
@@ -214,11 +214,13 @@ def _check_sums(files: Sequence[Path]) -> None:
         )
 
 
-def _check_files(model: PreTrainedModel, names: Iterable[str], files: Sequence[str]) -> None:
+def _check_files(
+    model: PreTrainedModel, layers: Mapping[str, QuantLinear], files: Sequence[str]
+) -> None:
     """Compare the files' headers with the empty layers, which would otherwise keep whatever memory holds, and with the
     model: transformers would leave tensors out that it has no place for, and draw those that are missing.
     """
-    stored = {}
+    stored: dict[str, tuple[str, list[int]]] = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
@@ -228,8 +230,8 @@ def _check_files(model: PreTrainedModel, names: Iterable[str], files: Sequence[s
             raise LutlabError(
                 f"cannot read {path} ({error}): it is damaged or truncated; copy it again"
             ) from error
-    for name in names:
-        for buffer, tensor in model.get_submodule(name).packed.buffers.items():
+    for name, layer in layers.items():
+        for buffer, tensor in layer.packed.buffers.items():
             if tensor is None:
                 continue
             key = f"{name}.{buffer}"

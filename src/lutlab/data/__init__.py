@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
 from lutlab.base.errors import LutlabError, nearest
@@ -65,6 +65,10 @@ def load_text(spec: TextSpec) -> Text:
         return tasks.text_of_task(spec.protocol, spec.limit)
     if spec.source == user.SOURCE:
         user.declare(spec.protocol)  # this process may be a worker, which has read no command line
+        if spec.root is None:
+            raise LutlabError(
+                f"give the text '{spec.protocol}', as data.text.{spec.protocol}=<file>"
+            )
         rows, origin = user.read(spec.root)
         return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin, spec.limit)
     rule = protocol(spec.protocol)
@@ -116,7 +120,7 @@ def _example(row: str) -> str:
 
 
 # task of a model (models/contract.py, TASKS) -> how its calibration inputs are made of a text
-_CALIBRATION = {
+_CALIBRATION: Mapping[str, Callable[..., torch.Tensor | Mapping[str, torch.Tensor]]] = {
     "causal_lm": calibration_windows,
     "masked_lm": masked_calibration,
     "sequence_classification": calibration_pairs,

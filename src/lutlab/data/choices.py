@@ -35,19 +35,19 @@ def records(text: Text) -> list[dict[str, Any]]:
     return [json.loads(row) for row in rows]
 
 
-def item_rows(dataset: str, given: Iterable[str], origin: str) -> list[str]:
+def item_rows(dataset: str, rows: Iterable[str], origin: str) -> list[str]:
     """Rows of a text of kind `choices`, `pairs` or `calibration-pairs` out of a data set's records, JSON as published.
 
     Raises:
         LutlabError: a record that lacks a field, has one of another type or no right answer; the message has its line.
     """
-    return each(lambda row: ITEMS[dataset](parsed(row)), given, origin, f"is no item of {dataset}")
+    return each(lambda row: ITEMS[dataset](parsed(row)), rows, origin, f"is no item of {dataset}")
 
 
 def choice_row(contexts: Iterable[str], ending: str, gold: int) -> str:
     """A record of our own: after which of several contexts does the ending stand?"""
-    said = {"contexts": list(contexts), "ending": ending, "gold": gold}
-    return json.dumps(said, ensure_ascii=False)
+    record = {"contexts": list(contexts), "ending": ending, "gold": gold}
+    return json.dumps(record, ensure_ascii=False)
 
 
 def _row(record: Mapping[str, Any], fields: Iterable[str], answered: bool, answer: Any) -> str:
@@ -108,6 +108,10 @@ def _arc(record: Mapping[str, Any]) -> str:
     return _row(record, ("question", "choices", "answerKey"), fits, key)
 
 
+def _paired(make: Callable[[Mapping[str, Any]], pairs.Pair]) -> Callable[[Mapping[str, Any]], str]:
+    return lambda record: make(record).row()
+
+
 # data set whose rows are records -> the row of one of them
 ITEMS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "piqa": _piqa,
@@ -115,7 +119,5 @@ ITEMS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "winogrande": _winogrande,
     "arc-easy": _arc,
     "arc-challenge": _arc,
-    **{
-        name: lambda record, make=make: make(record).row() for name, make in pairs.TEMPLATES.items()
-    },
+    **{name: _paired(make) for name, make in pairs.TEMPLATES.items()},
 }

@@ -80,16 +80,16 @@ def _continuations() -> list[str]:
 
 def _sentence_pairs() -> list[tuple[str, str]]:
     """First and second sentence of each held-out paragraph that has two of fitting length; no sentence twice."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     seen: set[str] = set()
     for sentences in _sentences([*pydocs.heldout("topics"), *pydocs.heldout("docstrings")]):
-        pair = tuple(sentences[:2])
+        first, second = (*sentences, "")[:2]
         whole = len(sentences) > 2 or sentences[-1].endswith(".")
-        fits = len(pair) == 2 and all(len(s.split()) in _WORDS for s in pair)
-        if fits and whole and pair[0][0].isupper() and seen.isdisjoint(pair):
-            seen.update(pair)
-            found.append(pair)
-    return found
+        fits = all(len(sentence.split()) in _WORDS for sentence in (first, second))
+        if fits and whole and first[0].isupper() and seen.isdisjoint((first, second)):
+            seen.update((first, second))
+            pairs.append((first, second))
+    return pairs
 
 
 # ---- missing words ----

@@ -23,8 +23,9 @@ def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) 
     """Bytes and words, [2, T] int64, of the tokens of `token_stream(text, tokenizer, seqlen)`, with its errors."""
     rule = protocol(text.protocol)
     if rule.crops:
+        assert rule.windows is not None  # of a stream, which ends
         places = crop_places(text, tokenizer, seqlen, rule.windows, seed=0)
-        found = torch.cat(
+        extents = torch.cat(
             [
                 _extents(tokenizer, text.rows[document])[:, start : start + seqlen]
                 for document, start, _ in places
@@ -32,9 +33,9 @@ def stream_extents(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) 
             dim=1,
         )
     else:
-        found = once(_extents, tokenizer, rule.join.join(text.rows))
-        found = found[:, : rule.windows * seqlen] if rule.windows else found
-    return found[:, : text.limit * seqlen] if text.limit else found
+        extents = once(_extents, tokenizer, rule.joined(text.rows))
+        extents = extents[:, : rule.windows * seqlen] if rule.windows else extents
+    return extents[:, : text.limit * seqlen] if text.limit else extents
 
 
 def _extents(tokenizer: PreTrainedTokenizerBase, text: str) -> torch.Tensor:

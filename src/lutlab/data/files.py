@@ -15,9 +15,11 @@ import itertools
 import json
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from gzip import GzipFile
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lutlab.base.errors import LutlabError
 
@@ -43,8 +45,8 @@ def read_rows(path: Path, column: str | None, limit: int | None = None) -> list[
         LutlabError: the file cannot be read or decoded, or lacks the column; or it is no file, as a pipe.
     """
     objects = path.suffix == ".parquet" or ".json" in path.name
-    wanted = f"rows with a text field {column!r}" if column else "records"
-    said = f"cannot be read as {wanted if objects else 'plain text'}"
+    form = f"rows with a text field {column!r}" if column else "records"
+    cause = f"cannot be read as {form if objects else 'plain text'}"
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # who opens a pipe waits for its writer
             raise OSError("it is no regular file")
@@ -52,21 +54,21 @@ def read_rows(path: Path, column: str | None, limit: int | None = None) -> list[
             return list(itertools.islice(_parquet(path, column), limit))
         if objects:
             with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-                return _objects(file, path, column, limit, said)
-        lines = _lines(path.read_bytes(), path, said)
+                return _objects(file, path, column, limit, cause)
+        lines = _lines(path.read_bytes(), path, cause)
     except _FILE_ERRORS as error:
-        raise _refusal(f"{path} {said}", error) from error
-    return (_tsv(lines, path, column, said) if path.suffix == ".tsv" else lines)[:limit]
+        raise _refusal(f"{path} {cause}", error) from error
+    return (_tsv(lines, path, column, cause) if path.suffix == ".tsv" else lines)[:limit]
 
 
-def each(make: Callable[[Any], str], rows: Iterable[Any], origin: str, said: str) -> list[str]:
+def each(make: Callable[[Any], str], rows: Iterable[Any], origin: str, cause: str) -> list[str]:
     """make(row) of every row of a file, in order.
 
     Args:
         make: function of a row, which raises ValueError, TypeError, KeyError or the like where it is damaged.
         rows: rows of one file.
         origin: path or name of the file.
-        said: the message's words about a row that is damaged, as "is no item of piqa"; it has its line too.
+        cause: the message's words about a row that is damaged, as "is no item of piqa"; it has its line too.
     """
     made: list[str] = []
     try:
@@ -75,7 +77,7 @@ def each(make: Callable[[Any], str], rows: Iterable[Any], origin: str, said: str
     except _ROW_ERRORS as error:
         unit = "row" if origin.endswith(".parquet") else "line"
         first = 2 if origin.endswith(".tsv") else 1  # below its header
-        raise _refusal(f"{unit} {first + len(made)} of {origin} {said}", error) from error
+        raise _refusal(f"{unit} {first + len(made)} of {origin} {cause}", error) from error
     return made
 
 
@@ -86,15 +88,15 @@ def parsed(line: str) -> dict[str, Any]:
         ValueError, RecursionError: no JSON, nested too deeply, a field that stands twice, half a surrogate pair.
         TypeError: no object.
     """
-    found = json.loads(line, object_pairs_hook=_object)
-    if not isinstance(found, dict):
-        raise TypeError(f"it is a {type(found).__name__}, no object")
+    record = json.loads(line, object_pairs_hook=_object)
+    if not isinstance(record, dict):
+        raise TypeError(f"it is a {type(record).__name__}, no object")
     if "\\ud" in line or "\\uD" in line:  # only an escape can name half a character
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
+        json.dumps(record, ensure_ascii=False).encode()
+    return record
 
 
-def text_of(record: dict[str, Any], field: str) -> str:
+def text_of(record: Mapping[str, Any], field: str) -> str:
     """A field of a record that is a text.
 
     Raises:
@@ -106,10 +108,10 @@ def text_of(record: dict[str, Any], field: str) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    record = dict(pairs)
+    if len(record) < len(pairs):
         raise ValueError("a field stands twice")
-    return found
+    return record
 
 
 def _refusal(what: str, error: Exception) -> LutlabError:
@@ -138,14 +140,14 @@ def _parquet(path: Path, column: str | None) -> Iterator[str]:
 
 
 def _objects(
-    file: IO[bytes], path: Path, column: str | None, limit: int | None, said: str
+    file: GzipFile | BufferedReader, path: Path, column: str | None, limit: int | None, cause: str
 ) -> list[str]:
     """Lines with an object each, or a text field of each."""
     if file.read(3) == codecs.BOM_UTF8:
         raise _Foreign("it begins with a byte order mark")
     file.seek(0)
     make = _line if column is None else lambda line: text_of(parsed(_line(line)), column)
-    rows = each(make, itertools.islice(file, limit), str(path), said)
+    rows = each(make, itertools.islice(file, limit), str(path), cause)
     while path.suffix == ".gz" and file.read(2**20):
         pass  # gzip's checksum stands at the end, also of a file whose head is enough
     return rows
@@ -155,8 +157,9 @@ def _line(line: bytes) -> str:
     return line.decode().removesuffix("\n")
 
 
-def _lines(data: bytes, path: Path, said: str) -> list[str]:
+def _lines(data: bytes, path: Path, cause: str) -> list[str]:
     """The lines of plain text."""
+    error: ValueError
     try:
         if data.startswith(codecs.BOM_UTF8):
             at, error = 0, _Foreign("it begins with a byte order mark")
@@ -168,13 +171,13 @@ def _lines(data: bytes, path: Path, said: str) -> list[str]:
         else:
             text = data.decode()
             return text.removesuffix("\n").split("\n") if text else []
-    except UnicodeDecodeError as found:
-        at, error = found.start, found
+    except UnicodeDecodeError as undecoded:
+        at, error = undecoded.start, undecoded
     number = data.count(b"\n", 0, at) + 1
-    raise _refusal(f"line {number} of {path} {said}", error) from error
+    raise _refusal(f"line {number} of {path} {cause}", error) from error
 
 
-def _tsv(lines: list[str], path: Path, column: str | None, said: str) -> list[str]:
+def _tsv(lines: list[str], path: Path, column: str | None, cause: str) -> list[str]:
     """Fields between tabs, named by the first line; GLUE's quotation marks are text."""
     header, *rest = (line.split("\t") for line in lines or [""])
 
@@ -182,4 +185,4 @@ def _tsv(lines: list[str], path: Path, column: str | None, said: str) -> list[st
         record = dict(zip(header, fields, strict=True))
         return json.dumps(record) if column is None else text_of(record, column)
 
-    return each(make, rest, str(path), said)
+    return each(make, rest, str(path), cause)

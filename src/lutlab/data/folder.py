@@ -32,10 +32,10 @@ def resolve(name: str, root: str) -> str:
 def _find(name: str, folder: Path) -> Path | None:
     """The first file of protocol `name` that exists in `folder`."""
     rule = protocol(name)
-    return _there(folder, SPLITS[rule.dataset, rule.split].files)
+    return _first(folder, SPLITS[rule.dataset, rule.split].files)
 
 
-def _there(folder: Path, names: Iterable[str]) -> Path | None:
+def _first(folder: Path, names: Iterable[str]) -> Path | None:
     """The first that is there, also as something that cannot be read: its reader says so."""
     return next((folder / name for name in names if os.path.lexists(folder / name)), None)
 
@@ -47,21 +47,21 @@ def read(dataset: str, split: str, root: str | None, limit: int | None) -> tuple
         MissingTextError: no such file.
         LutlabError: no root, no such folder, or a damaged file.
     """
-    wanted = SPLITS[dataset, split].files
+    names = SPLITS[dataset, split].files
     if root is None:
         raise LutlabError(
-            f"data.source=folder needs data.root=<folder>: a folder that holds {wanted[0]} (docs/data-layout.md)"
+            f"data.source=folder needs data.root=<folder>: a folder that holds {names[0]} (docs/data-layout.md)"
         )
     folder = Path(os.path.expanduser(root))
     if not os.path.isdir(folder):  # unlike Path's, False also of a name that is too long
         raise LutlabError(
             f"data.root={root} is not a folder (looked at {os.path.abspath(folder)})\n"
-            f"give the folder that holds {wanted[0]}; docs/data-layout.md lists all files, data.source=hub needs none"
+            f"give the folder that holds {names[0]}; docs/data-layout.md lists all files, data.source=hub needs none"
         )
-    path = _there(folder, wanted)
+    path = _first(folder, names)
     if path is None:
         raise MissingTextError(
-            f"{dataset} ({split}) is missing: there is no {' and no '.join(wanted)} under {folder.resolve()}\n"
+            f"{dataset} ({split}) is missing: there is no {' and no '.join(names)} under {folder.resolve()}\n"
             "docs/data-layout.md says where to fetch it; data.source=hub downloads it"
         )
     rows = read_rows(path, None if dataset in ITEMS else "text", limit)

@@ -86,7 +86,7 @@ def _intact(path: Path) -> bool:
 def _cached(place: Place) -> Path:
     """Path of the file in the hub's cache, downloaded if need be: <cache>/…/snapshots/<commit>/<path>."""
     import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub import errors, hf_hub_download
 
     # HTTPError: the hub's HTTP client is httpx in one version, httpx2 in the next; this is its base class of errors
     failure = (errors.HTTPError, errors.FileMetadataError, OSError)
@@ -102,7 +102,10 @@ def _cached(place: Place) -> Path:
         unreachable = error
     try:
         offline = unreachable is not None
-        return Path(huggingface_hub.hf_hub_download(*where, **options, local_files_only=offline))
+        path = hf_hub_download(
+            repository, name, repo_type="dataset", revision=revision, local_files_only=offline
+        )
+        return Path(path)
     except errors.LocalEntryNotFoundError as error:
         reason = _reason(unreachable or error)
         raise LutlabError(f"not in the cache, and {reason}") from (unreachable or error)

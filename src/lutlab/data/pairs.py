@@ -45,11 +45,11 @@ def pairs(text: Text, kind: str = "pairs") -> tuple[Pair, ...]:
     Raises:
         LutlabError: a protocol of another kind.
     """
-    found = protocol(text.protocol).kind
-    if found != kind:
+    actual = protocol(text.protocol).kind
+    if actual != kind:
         known = [name for name, p in PROTOCOLS.items() if p.kind == kind]
         raise LutlabError(
-            f"'{text.protocol}' is {KINDS[found]}, not {KINDS[kind]}; take one of: {', '.join(known)}"
+            f"'{text.protocol}' is {KINDS[actual]}, not {KINDS[kind]}; take one of: {', '.join(known)}"
         )
     return tuple(Pair(**json.loads(row)) for row in text.rows[: text.limit])
 
@@ -139,10 +139,10 @@ def _mnli(record: Mapping[str, Any]) -> Pair:
 
 
 def _stsb(record: Mapping[str, Any]) -> Pair:
-    given = record["score"] if "score" in record else record["label"]
-    score = float(given)
-    if isinstance(given, bool) or not 0 <= score <= 5:
-        raise ValueError(f"similarity {given}")
+    similarity = record["score"] if "score" in record else record["label"]
+    score = float(similarity)
+    if isinstance(similarity, bool) or not 0 <= score <= 5:
+        raise ValueError(f"similarity {similarity}")
     return Pair(text_of(record, "sentence1"), text_of(record, "sentence2"), score)
 
 

@@ -6,6 +6,7 @@ Two papers that print "PTB" may mean different splits joined differently (LUT-GE
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lutlab.base.errors import LutlabError, nearest
@@ -58,6 +59,11 @@ class Protocol:
     documents: int | None = None
     version: int = 1
     tokens: int | None = None
+
+    def joined(self, rows: Iterable[str]) -> str:
+        """The rows of a stream that is a plain join."""
+        assert self.join is not None  # as of every stream but crops
+        return self.join.join(rows)
 
 
 PROTOCOLS = {

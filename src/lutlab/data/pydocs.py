@@ -50,13 +50,13 @@ def bucket(name: str) -> str:
 def topics() -> dict[str, str]:
     """Topic name -> text, in sorted order."""
     try:
-        from pydoc_data.topics import topics as found
+        from pydoc_data.topics import topics as texts
     except ImportError as error:
         raise LutlabError(
             "this Python lacks pydoc_data.topics, the text evaluated at scale=embedded; install the full standard "
             "library (Debian: libpython3-stdlib) or evaluate on files with data.root=<folder>"
         ) from error
-    return dict(sorted(found.items()))
+    return dict(sorted(texts.items()))
 
 
 @functools.cache
@@ -70,18 +70,18 @@ def docstrings() -> dict[str, tuple[str, ...]]:
     deciding = [sys.version.encode(), Path(__file__).read_bytes()]
     for name, source in sources.items():
         deciding += [name.encode(), source]
-    found = recall("pydocs", deciding, lambda: _docstrings(sources))
-    if not found:
+    by_module = recall("pydocs", deciding, lambda: _docstrings(sources))
+    if not by_module:
         raise LutlabError(
             f"no standard-library sources under {root}; the embedded text needs them: use a Python whose library is "
             "a folder of .py files, or evaluate on files with data.root=<folder>"
         )
-    return {name: tuple(texts) for name, texts in found.items()}
+    return {name: tuple(texts) for name, texts in by_module.items()}
 
 
 def _docstrings(sources: Mapping[str, bytes]) -> dict[str, list[str]]:
     """Top-level module -> docstrings; sources: relative path -> content, in order."""
-    found: dict[str, list[str]] = {}
+    by_module: dict[str, list[str]] = {}
     seen: set[str] = set()
     collecting = gc.isenabled()
     gc.disable()  # a syntax tree is freed by reference counts; collecting meanwhile doubles the time
@@ -90,11 +90,13 @@ def _docstrings(sources: Mapping[str, bytes]) -> dict[str, list[str]]:
             for text in _docstrings_in(source):
                 if text not in seen:
                     seen.add(text)
-                    found.setdefault(path.partition("/")[0].removesuffix(".py"), []).append(text)
+                    by_module.setdefault(path.partition("/")[0].removesuffix(".py"), []).append(
+                        text
+                    )
     finally:
         if collecting:
             gc.enable()
-    return found
+    return by_module
 
 
 def _sources(root: Path) -> list[Path]:
@@ -118,10 +120,9 @@ def _docstrings_in(source: bytes) -> Iterator[str]:
     except SyntaxError:  # the library ships a few files that are templates or deliberately wrong
         return
     for node in nodes:  # grows while it is walked: breadth first
-        documented = isinstance(
+        if isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        )
-        if documented and (text := ast.get_docstring(node)):
+        ) and (text := ast.get_docstring(node)):
             yield text
         for field in _STATEMENT_LISTS:
             nodes.extend(getattr(node, field, ()))
@@ -149,21 +150,20 @@ def train_documents(genre: str | None = None) -> list[str]:
     """Training documents of a genre, None: of both: the train bucket, less every paragraph that overlaps a held-out
     document.
     """
-    held = shingles([*_bucket_texts("heldout"), *_bucket_texts("passages")])
+    evaluated = shingles([*_bucket_texts("heldout"), *_bucket_texts("passages")])
     texts = _bucket_texts("train") if genre is None else documents(genre, "train")
-    kept = (without_overlap(text, held) for text in texts)
-    return [text for text in kept if text]
+    return [rest for text in texts if (rest := without_overlap(text, evaluated))]
 
 
-def documents(genre: str, wanted: str) -> list[str]:
+def documents(genre: str, label: str) -> list[str]:
     """The documents of a bucket, of a genre: `topics`, or `docstrings`, those of a module as one document."""
     if genre == "topics":
-        return [text for name, text in topics().items() if bucket(name) == wanted]
-    return ["\n\n".join(texts) for name, texts in docstrings().items() if bucket(name) == wanted]
+        return [text for name, text in topics().items() if bucket(name) == label]
+    return ["\n\n".join(texts) for name, texts in docstrings().items() if bucket(name) == label]
 
 
-def _bucket_texts(wanted: str) -> list[str]:
-    return [*documents("topics", wanted), *documents("docstrings", wanted)]
+def _bucket_texts(label: str) -> list[str]:
+    return [*documents("topics", label), *documents("docstrings", label)]
 
 
 def _passages(texts: Iterable[str]) -> Iterator[str]:
@@ -196,16 +196,16 @@ def _words(text: str) -> list[str]:
 
 def shingles(texts: Iterable[str]) -> set[int]:
     """Hashes of every run of 13 lower-case words in `texts`."""
-    found: set[int] = set()
+    hashes: set[int] = set()
     for text in texts:
         words = _words(text)
-        found.update(
+        hashes.update(
             hash(tuple(words[i : i + OVERLAP_WORDS])) for i in range(len(words) - OVERLAP_WORDS + 1)
         )
-    return found
+    return hashes
 
 
-def without_overlap(text: str, held: set[int]) -> str:
-    """Drop the paragraphs of `text` that share 13 consecutive words with the held-out shingles `held`."""
-    kept = [p for p in re.split(r"\n(?:[ \t]*\n)+", text) if held.isdisjoint(shingles([p]))]
-    return "\n\n".join(kept)
+def without_overlap(text: str, evaluated: set[int]) -> str:
+    """Drop the paragraphs of `text` that share 13 consecutive words with the held-out shingles `evaluated`."""
+    paragraphs = re.split(r"\n(?:[ \t]*\n)+", text)
+    return "\n\n".join(p for p in paragraphs if evaluated.isdisjoint(shingles([p])))

@@ -108,8 +108,8 @@ def definition(name: str) -> Path:
         )
     if name not in tasks:
         close = difflib.get_close_matches(name, tasks, n=5, cutoff=0.5)
-        own = [p for p, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")]
-        raise LutlabError(f"lm-eval has no task '{name}': {nearest(name, close or own)}")
+        ours = [p for p, rule in PROTOCOLS.items() if rule.kind in ("choices", "examples")]
+        raise LutlabError(f"lm-eval has no task '{name}': {nearest(name, close or ours)}")
     return tasks[name]
 
 
@@ -119,10 +119,10 @@ def folder() -> Path:
     Raises:
         LutlabError: lm-eval is not installed.
     """
-    found = importlib.util.find_spec("lm_eval")
-    if found is None:
+    spec = importlib.util.find_spec("lm_eval")
+    if spec is None or not spec.submodule_search_locations:
         raise LutlabError(MISSING)
-    return Path(found.submodule_search_locations[0]) / "tasks"
+    return Path(spec.submodule_search_locations[0]) / "tasks"
 
 
 MISSING = "lm-eval is not installed, which measures tasks: pip install 'lm-eval>=0.4.13,<0.5'"
@@ -171,7 +171,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Any]:
         ) from error
     merged: dict[str, Any] = {}
     for name in [included] if isinstance(included, str) else included:
-        below, own = _read(path.parent / name)
+        below, digest_below = _read(path.parent / name)
         merged |= below
-        digest.update(own.digest())
+        digest.update(digest_below.digest())
     return merged | config, digest

@@ -38,9 +38,10 @@ def token_stream(text: Text, tokenizer: PreTrainedTokenizerBase, seqlen: int) ->
             f"{', '.join(streams)}"
         )
     if rule.crops:
+        assert rule.windows is not None  # of a stream, which ends
         ids = torch.tensor(crops(text, tokenizer, seqlen, rule.windows, seed=0))
     else:
-        ids = joined_ids(tokenizer, rule.join.join(text.rows))
+        ids = joined_ids(tokenizer, rule.joined(text.rows))
         ids = ids[: rule.windows * seqlen] if rule.windows else ids
     ids = ids[: text.limit * seqlen] if text.limit else ids
     if len(ids) < seqlen:
@@ -166,8 +167,8 @@ def crop_places(
     # the sequence of random.seed(seed); the module's own state stays untouched
     draw = random.Random(seed)
     lengths: dict[int, int] = {}
-    found = 0
-    while found < count:
+    drawn = 0
+    while drawn < count:
         document = draw.randint(0, len(text.rows) - 1)
         if lengths.get(document, seqlen + 1) <= seqlen:
             continue
@@ -176,7 +177,7 @@ def crop_places(
         # GPTQ accepts >= seqlen and then fails in randint(0, -1); where it does not fail, the draws are the same
         if len(encoded) > seqlen:
             yield document, draw.randint(0, len(encoded) - seqlen - 1), encoded
-            found += 1
+            drawn += 1
         elif len(lengths) == len(text.rows) and max(lengths.values()) <= seqlen:
             raise LutlabError(
                 f"'{text.protocol}' crops windows of {seqlen} tokens out of longer documents, but its longest has "
@@ -212,9 +213,8 @@ def calibration_windows(
     if rule.crops:
         ids = torch.tensor(crops(text, tokenizer, seqlen, samples, seed))
     else:
-        ids = _stretches(
-            text, joined_ids(tokenizer, rule.join.join(text.rows)), samples, seqlen, seed
-        )
+        whole = joined_ids(tokenizer, rule.joined(text.rows))
+        ids = _stretches(text, whole, samples, seqlen, seed)
     return ids.view(samples, seqlen)
 
 

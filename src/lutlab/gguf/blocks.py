@@ -32,7 +32,7 @@ class Type(NamedTuple):
     parts: Mapping[str, int]
     low: _Codes
     group: int
-    zero: int | None = None
+    zero: int = 0
     high: _Codes = (0, 1)
 
     @property
@@ -53,17 +53,17 @@ class Type(NamedTuple):
 
 _SIGNS = "Q1_0"
 TYPES = {
-    one.name: one
-    for one in (
+    kind.name: kind
+    for kind in (
         Type("Q4_0", {"d": 2, "low": 16}, (4, 16), 32, 8),
         Type("Q4_1", {"d": 2, "m": 2, "low": 16}, (4, 16), 32),
         Type("Q5_0", {"d": 2, "high": 4, "low": 16}, (4, 16), 32, 16, (1, 1)),
-        Type("Q5_1", {"d": 2, "m": 2, "high": 4, "low": 16}, (4, 16), 32, None, (1, 1)),
+        Type("Q5_1", {"d": 2, "m": 2, "high": 4, "low": 16}, (4, 16), 32, 0, (1, 1)),
         Type("Q8_0", {"d": 2, "low": 32}, (8, 1), 32, 128),
         Type("Q2_K", {"scales": 16, "low": 64, "d": 2, "m": 2}, (2, 32), 16),
         Type("Q3_K", {"high": 32, "low": 64, "scales": 12, "d": 2}, (2, 32), 16, 4, (1, 32)),
         Type("Q4_K", {"d": 2, "m": 2, "scales": 12, "low": 128}, (4, 32), 32),
-        Type("Q5_K", {"d": 2, "m": 2, "scales": 12, "high": 32, "low": 128}, (4, 32), 32, None, (1, 32)),
+        Type("Q5_K", {"d": 2, "m": 2, "scales": 12, "high": 32, "low": 128}, (4, 32), 32, 0, (1, 32)),
         Type("Q6_K", {"low": 128, "high": 64, "scales": 16, "d": 2}, (4, 64), 16, 32, (2, 32)),
         Type("Q1_0", {"d": 2, "low": 16}, (1, 1), 128, 1),
         Type("Q2_0", {"d": 2, "low": 16}, (2, 1), 64, 1),
@@ -84,17 +84,16 @@ def unpacked(data: np.ndarray, kind: str) -> UniformTensor | BCQTensor:
     rows = data.reshape(len(data), -1, sum(layout.parts.values()))
     ends = np.cumsum(list(layout.parts.values()))[:-1]
     parts = dict(zip(layout.parts, np.split(rows, ends, axis=2), strict=True))
-    codes, bits = _codes(parts, layout), layout.bits
-    scale, offset = _scales(parts, kind)
-    codes = torch.from_numpy(codes.reshape(len(data), -1))
-    scale = torch.from_numpy(scale.reshape(len(data), -1))
+    codes = torch.from_numpy(_codes(parts, layout).reshape(len(data), -1))
+    scales, offsets = _scales(parts, kind)
+    scale = torch.from_numpy(scales.reshape(len(data), -1))
     if kind == _SIGNS:
         return BCQTensor(codes, scale[None], None, 1, layout.group)
-    if offset is not None:
-        offset = torch.from_numpy(offset.reshape(len(data), -1))
-        return UniformTensor(codes, scale, None, bits, layout.group, offset=offset)
+    if offsets is not None:
+        offset = torch.from_numpy(offsets.reshape(len(data), -1))
+        return UniformTensor(codes, scale, None, layout.bits, layout.group, offset=offset)
     zero = torch.full(scale.shape, layout.zero, dtype=torch.int16)
-    return UniformTensor(codes, scale, zero, bits, layout.group)
+    return UniformTensor(codes, scale, zero, layout.bits, layout.group)
 
 
 def blocks(kind: Type, codes: np.ndarray, *scales: np.ndarray) -> np.ndarray:
@@ -105,21 +104,20 @@ def blocks(kind: Type, codes: np.ndarray, *scales: np.ndarray) -> np.ndarray:
         codes: [N, blocks, weights] uint8.
         scales: d, and m where the type has it, each [N, blocks] float16.
     """
-    found = dict(
-        zip("dm", (one[..., None].astype("<f2").view(np.uint8) for one in scales), strict=False)
-    )
+    halves = (scale[..., None].astype("<f2").view(np.uint8) for scale in scales)
+    parts = dict(zip("dm", halves, strict=False))
     codes = codes ^ _sign_bit(kind)
-    found["low"] = _gathered(codes & (2 ** kind.low[0] - 1), *kind.low)
+    parts["low"] = _gathered(codes & (2 ** kind.low[0] - 1), *kind.low)
     if kind.high[0]:
-        found["high"] = _gathered(codes >> kind.low[0], *kind.high)
-    return np.concatenate([found[part] for part in kind.parts], axis=-1)
+        parts["high"] = _gathered(codes >> kind.low[0], *kind.high)
+    return np.concatenate([parts[part] for part in kind.parts], axis=-1)
 
 
 def values(data: np.ndarray, kind: str) -> torch.Tensor:
     """[N, K] float32, the weights of rows [N, bytes] uint8 of a type without sub-scales and offsets."""
-    found, layout = unpacked(data, kind), TYPES[kind]
-    scale = found.alpha[0] if isinstance(found, BCQTensor) else found.scale
-    levels = layout.step * found.codes.view(*scale.shape, -1).float() - layout.zero
+    tensor, layout = unpacked(data, kind), TYPES[kind]
+    scale = tensor.alpha[0] if isinstance(tensor, BCQTensor) else tensor.scale
+    levels = layout.step * tensor.codes.view(*scale.shape, -1).float() - layout.zero
     return (levels * scale.float()[:, :, None]).flatten(1)
 
 
@@ -127,10 +125,10 @@ def _codes(parts: Mapping[str, np.ndarray], layout: Type) -> np.ndarray:
     """Codes [N, blocks, weights] uint8."""
     if layout.name == "TQ1_0":
         return _trits(parts["low"])
-    found = _spread(parts["low"], *layout.low)
+    codes = _spread(parts["low"], *layout.low)
     if layout.high[0]:
-        found = found | (_spread(parts["high"], *layout.high) << layout.low[0])
-    return found ^ _sign_bit(layout)
+        codes = codes | (_spread(parts["high"], *layout.high) << layout.low[0])
+    return codes ^ _sign_bit(layout)
 
 
 def _sign_bit(layout: Type) -> int:
@@ -154,14 +152,14 @@ def _gathered(codes: np.ndarray, bits: int, stretch: int) -> np.ndarray:
 
 def _trits(packed: np.ndarray) -> np.ndarray:
     """Digits 0, 1, 2 of numbers below 243, which are stored as 256/243 of it: 48 bytes of five, then 4 of four."""
-    found = []
-    for first, last, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
-        powers = np.array([3**i for i in range(digits)], dtype=np.uint8)[:, None]
+    digits = []
+    for first, last, count in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        powers = np.array([3**i for i in range(count)], dtype=np.uint8)[:, None]
         shifted = packed[:, :, None, first:last] * powers  # modulo 256: digits before are gone
-        found.append(
+        digits.append(
             ((shifted.astype(np.uint16) * 3) >> 8).astype(np.uint8).reshape(*packed.shape[:2], -1)
         )
-    return np.concatenate(found, axis=2)
+    return np.concatenate(digits, axis=2)
 
 
 def _scales(parts: Mapping[str, np.ndarray], kind: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -169,8 +167,9 @@ def _scales(parts: Mapping[str, np.ndarray], kind: str) -> tuple[np.ndarray, np.
     d, m = _halves(parts["d"]), _halves(parts["m"]) if "m" in parts else None
     if "scales" not in parts:
         return d, m
-    found, least = _sub_scales(parts["scales"], kind)
-    return d.astype(np.float32) * found, m if m is None else -(m.astype(np.float32) * least)
+    factors, least = _sub_scales(parts["scales"], kind)
+    scale = d.astype(np.float32) * factors
+    return scale, None if m is None or least is None else -(m.astype(np.float32) * least)
 
 
 def _halves(packed: np.ndarray) -> np.ndarray:
@@ -187,6 +186,6 @@ def _sub_scales(packed: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray |
         low, high = _spread(packed[:, :, :8], 4, 8), _spread(packed[:, :, 8:], 2, 4)
         return (low | (high << 4)).astype(np.float32) - 32, None
     first, second, third = (packed[:, :, at : at + 4] for at in (0, 4, 8))
-    found = np.concatenate((first & 63, (third & 15) | ((first >> 6) << 4)), axis=2)
+    factors = np.concatenate((first & 63, (third & 15) | ((first >> 6) << 4)), axis=2)
     least = np.concatenate((second & 63, (third >> 4) | ((second >> 6) << 4)), axis=2)
-    return found.astype(np.float32), least.astype(np.float32)
+    return factors.astype(np.float32), least.astype(np.float32)

@@ -61,7 +61,7 @@ def check_llama(model: PreTrainedModel) -> None:
         f"the activation {config.hidden_act}": config.hidden_act != "silu",
         f"rotary embeddings of {rope}": rope.get("rope_type", "default") != "default",
     }
-    for what in (what for what, there in unlike.items() if there):
+    for what in (what for what, differs in unlike.items() if differs):
         raise LutlabError(
             f"this LLaMA model has {what}, and GGUF files are written of those without biases, with silu and plain "
             "rotary embeddings: keep it with lutlab.save"
@@ -70,7 +70,7 @@ def check_llama(model: PreTrainedModel) -> None:
 
 def write(
     config: PreTrainedConfig,
-    found: Mapping[str, Encoded],
+    tensors: Mapping[str, Encoded],
     path: Path,
     tokenizer: PreTrainedTokenizerBase | None = None,
     ends: Collection[int] = (),
@@ -79,7 +79,7 @@ def write(
 
     Args:
         config: config of the architecture.
-        found: GGUF's name and value of every tensor.
+        tensors: GGUF's name and value of every tensor.
         path: path of the new file.
         tokenizer: the model's; None: the file has no vocabulary.
         ends: tokens that end a text, the tokenizer's own among them or not.
@@ -97,7 +97,7 @@ def write(
             writer.add_tokenizer_model("none")
         else:
             add_vocabulary(writer, tokenizer, config.vocab_size, ends)
-        for name, tensor in found.items():
+        for name, tensor in tensors.items():
             _add(writer, name, tensor)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -113,7 +113,8 @@ def _add(writer: gguf.GGUFWriter, name: str, tensor: Encoded) -> None:
     number, weights, size = sizes[tensor.type.upper()]
     rows, width = tensor.values.shape
     # of signed bytes the writer takes shape and number as they are given
-    writer.add_tensor(name, tensor.values.view(np.int8), (rows, width // size * weights), number)
+    shape = (rows, width // size * weights)
+    writer.add_tensor(name, tensor.values.view(np.int8), shape, number)  # type: ignore[arg-type] # of no enumerated type
 
 
 def _numbers(config: PreTrainedConfig) -> Iterable[tuple[str, Any]]:

@@ -15,10 +15,10 @@ import functools
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from lutlab.base.errors import LutlabError
 
@@ -44,9 +44,11 @@ _NAME_BYTES, _SIZES = 63, 4  # ggml's own limits: bytes of a tensor's name, its 
 _KEY_BYTES = 2**16 - 1
 _ELEMENTS = 2**24  # of a list: a vocabulary has some 10^5
 _OLD = "its metadata or its tensors are cut or damaged: fetch it again"
+_Value = TypeVar("_Value")
 
 
-class Elements(NamedTuple):
+@dataclass(frozen=True)
+class Elements:
     """A list among a file's keys, whose contents `Header.elements` reads: their type, their number and their place."""
 
     type: int
@@ -104,10 +106,30 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Walk(path, data).header()
     except (OSError, ValueError) as error:  # a ValueError: of no bytes
-        said = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise LutlabError(
-            f"cannot read {path} ({said}): give a GGUF file, or fetch it again"
+            f"cannot read {path} ({reason}): give a GGUF file, or fetch it again"
         ) from error
+
+
+def once_a_file(read: Callable[[Path], _Value]) -> Callable[[Path], _Value]:
+    """A function of a file that is called anew only where it has changed; LutlabError where it cannot be read."""
+
+    @functools.lru_cache(maxsize=64)  # a plan, its rows and their evaluations all ask
+    def of_state(path: Path, *_: int) -> _Value:
+        return read(path)
+
+    @functools.wraps(read)
+    def of_path(path: Path) -> _Value:
+        try:
+            state = path.stat()
+            return of_state(path, state.st_ino, state.st_size, state.st_mtime_ns)
+        except OSError as error:
+            raise LutlabError(
+                f"cannot read {path} ({error.strerror}): give a GGUF file (model=folder model.id=<path>.gguf)"
+            ) from error
+
+    return of_path
 
 
 @functools.cache
@@ -115,7 +137,7 @@ def types() -> Mapping[int, tuple[str, int, int]]:
     """Ggml's number of a type -> its name, weights of a block, bytes of a block."""
     from gguf.constants import GGML_QUANT_SIZES
 
-    known = {int(one): (one.name, *sizes) for one, sizes in GGML_QUANT_SIZES.items()}
+    known = {int(kind): (kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}
     return {**_NEWER, **known}
 
 
@@ -138,22 +160,23 @@ class _Walk:
                 f"it is {what}",
                 "lutlab reads versions 2 and 3, little-endian: convert it by llama.cpp",
             )
-        tensors, keys = self._take("QQ", "its numbers of tensors and keys")
-        self._fits(keys, 13, "keys")  # bytes of the smallest: an empty name, a type, one byte
-        self._fits(tensors, 32, "tensors")
-        found = {}
-        for _ in range(keys):
+        tensor_count, key_count = self._take("QQ", "its numbers of tensors and keys")
+        self._fits(key_count, 13, "keys")  # bytes of the smallest: an empty name, a type, one byte
+        self._fits(tensor_count, 32, "tensors")
+        keys: dict[str, int | float | bool | str | Elements] = {}
+        for _ in range(key_count):
             key = self._text(_KEY_BYTES, "the name of a key")
-            if key in found:
+            if key in keys:
                 self._refuse(f"it has the key {key!r} twice")
-            found[key] = self._value(*self._take("I", f"the type of {key!r}"), key)
-        placed = {}
-        for _ in range(tensors):
+            (kind,) = self._take("I", f"the type of {key!r}")
+            keys[key] = self._value(kind, key)
+        tensors: dict[str, Stored] = {}
+        for _ in range(tensor_count):
             name = self._text(_NAME_BYTES, "the name of a tensor")
-            if name in placed:
+            if name in tensors:
                 self._refuse(f"it has the tensor {name!r} twice")
-            placed[name] = self._tensor(name)
-        return Header(self._path, found, self._placed(placed, found.get("general.alignment", 32)))
+            tensors[name] = self._tensor(name)
+        return Header(self._path, keys, self._placed(tensors, keys.get("general.alignment", 32)))
 
     def _value(self, kind: int, key: str) -> int | float | bool | str | Elements:
         if kind in _NUMBERS:
@@ -178,7 +201,8 @@ class _Walk:
             self._at += count * width
         else:
             for _ in range(count):
-                self._skip(*self._take("Q", f"an element of {key!r}"), f"an element of {key!r}")
+                (length,) = self._take("Q", f"an element of {key!r}")
+                self._skip(length, f"an element of {key!r}")
         return Elements(kind, count, first)
 
     def elements(self, place: Elements, key: str) -> list[Any]:
@@ -208,13 +232,13 @@ class _Walk:
             tuple(reversed(sizes)), number, kind, offset, math.prod(sizes) // block * width
         )
 
-    def _placed(self, found: Mapping[str, Stored], alignment: object) -> dict[str, Stored]:
+    def _placed(self, tensors: Mapping[str, Stored], alignment: object) -> dict[str, Stored]:
         """The tensors by their offsets in the file, all inside of it and none inside of another."""
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             self._refuse(f"general.alignment is {alignment!r}, no power of two")
         end = start = -(-self._at // alignment) * alignment
         placed = {}
-        for name, tensor in sorted(found.items(), key=lambda one: one[1].offset):
+        for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
             first = start + tensor.offset
             if tensor.offset % alignment or first < end:
                 self._refuse(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, nn, np, torch
+from lutlab.base.lazy import PreTrainedModel, nn, np, torch
 
 _Array = TypeVar("_Array", "torch.Tensor", "np.ndarray")
 
@@ -31,18 +31,14 @@ OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
 
 def parts(model: PreTrainedModel) -> Iterator[tuple[str, str, nn.Module, int | None]]:
     """GGUF's name, our path, module, and heads (of q and k) of every part that has a weight."""
+    config = model.config
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     for ours, theirs in OUTSIDE.items():
         yield f"{theirs}.weight", ours, model.get_submodule(ours), None
-    for index in range(model.config.num_hidden_layers):
+    for index in range(config.num_hidden_layers):
         for ours, theirs in PARTS.items():
-            path = f"model.layers.{index}.{ours}"
-            heads = heads_of(model.config, theirs)
-            yield f"blk.{index}.{theirs}.weight", path, model.get_submodule(path), heads
-
-
-def heads_of(config: PreTrainedConfig, part: str) -> int | None:
-    """Heads of a part (GGUF's name) that is rotated, q or k; None of the others."""
-    return {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(part)
+            path, name = f"model.layers.{index}.{ours}", f"blk.{index}.{theirs}.weight"
+            yield name, path, model.get_submodule(path), heads.get(theirs)
 
 
 def interleaved(rows: _Array, heads: int) -> _Array:

@@ -30,7 +30,7 @@ from lutlab.gguf.names import interleaved
 
 # Narrowest first.
 WITHOUT_OFFSET = tuple(TYPES[name] for name in ("Q1_0", "Q2_0", "Q4_0", "Q5_0", "Q8_0"))
-WITH_OFFSET = {one.bits: one for one in (TYPES["Q4_1"], TYPES["Q5_1"])}
+WITH_OFFSET = {kind.bits: kind for kind in (TYPES["Q4_1"], TYPES["Q5_1"])}
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def affine(tensor: UniformTensor | BCQTensor, heads: int | None = None) -> Affin
         scale, levels = tensor.alpha[0], 2 * tensor.codes.int() - 1
     else:
         scale, zero = tensor.scale, tensor.zero_point
-        if zero is None:
+        if tensor.offset is not None:
             offset = tensor.offset.double()
-        else:
+        elif zero is not None:
             columns = tensor.codes.shape[1]
             levels = tensor.codes.int() - expand(zero.int(), tensor.group_size, columns)
             offset = -scale.double() * zero
@@ -97,47 +97,54 @@ def affine(tensor: UniformTensor | BCQTensor, heads: int | None = None) -> Affin
             f"{float(lost):.1e} of their value: quantize with scale_dtype=fp16, or keep this model with lutlab.save"
         )
 
-    def ordered(one: torch.Tensor | None) -> torch.Tensor | None:
-        return one if one is None or heads is None else interleaved(one, heads)
+    def ordered(rows: torch.Tensor) -> torch.Tensor:
+        return rows.cpu() if heads is None else interleaved(rows.cpu(), heads)
 
-    parts = (one if one is None else one.cpu() for one in (tensor.codes, half, levels, offset))
-    return Affine(*map(ordered, parts), tensor.bits, tensor.group_size)
+    return Affine(
+        ordered(tensor.codes),
+        ordered(half),
+        None if levels is None else ordered(levels),
+        None if offset is None else ordered(offset),
+        tensor.bits,
+        tensor.group_size,
+    )
 
 
-def holding(found: Affine) -> list[Type]:
+def holding(weight: Affine) -> list[Type]:
     """The types that hold a weight exactly, narrowest first."""
-    return [kind for kind in WITHOUT_OFFSET if _sign(found, kind)]
+    return [kind for kind in WITHOUT_OFFSET if _sign(weight, kind)]
 
 
-def exact(found: Affine, kind: Type) -> Encoded:
+def exact(weight: Affine, kind: Type) -> Encoded:
     """A weight in a type that holds it exactly."""
-    sign = _sign(found, kind)
-    codes = (found.levels * sign + kind.zero) // kind.step
-    return encoded(found, kind, codes, found.scale * sign)
+    sign = _sign(weight, kind)
+    assert weight.levels is not None  # no type holds it exactly otherwise
+    codes = (weight.levels * sign + kind.zero) // kind.step
+    return encoded(weight, kind, codes, weight.scale * sign)
 
 
-def fills(found: Affine, kind: Type) -> bool:
+def fills(weight: Affine, kind: Type) -> bool:
     """Whether groups are whole blocks of a type."""
-    columns = found.codes.shape[1]
-    return columns % kind.group == group_length(found.group_size, columns) % kind.group == 0
+    columns = weight.codes.shape[1]
+    return columns % kind.group == group_length(weight.group_size, columns) % kind.group == 0
 
 
-def _sign(found: Affine, kind: Type) -> int:
+def _sign(weight: Affine, kind: Type) -> int:
     """1 or -1, by which levels must be multiplied to be a type's; 0: it does not hold the weight."""
-    if found.levels is None or not fills(found, kind):
+    if weight.levels is None or not fills(weight, kind):
         return 0
-    if kind.step > 1 and bool(((found.levels + kind.zero) % kind.step).any()):
+    if kind.step > 1 and bool(((weight.levels + kind.zero) % kind.step).any()):
         return 0
     highest = kind.step * (2**kind.bits - 1) - kind.zero
     for sign in (1, -1):
-        low, high = sorted(sign * int(one) for one in found.levels.aminmax())
+        low, high = sorted(sign * int(level) for level in weight.levels.aminmax())
         if -kind.zero <= low and high <= highest:
             return sign
     return 0
 
 
-def encoded(found: Affine, kind: Type, codes: torch.Tensor, *scales: torch.Tensor) -> Encoded:
+def encoded(weight: Affine, kind: Type, codes: torch.Tensor, *scales: torch.Tensor) -> Encoded:
     """Blocks of codes [N, K] with their scales [N, G], as bytes [N, bytes of a row]."""
-    codes = codes.to(torch.uint8).view(len(codes), -1, kind.group).numpy()
-    data = blocks(kind, codes, *(found.in_blocks(one, kind.group) for one in scales))
+    grouped = codes.to(torch.uint8).view(len(codes), -1, kind.group).numpy()
+    data = blocks(kind, grouped, *(weight.in_blocks(scale, kind.group) for scale in scales))
     return Encoded(data.reshape(len(data), -1), kind.name.lower())

@@ -82,27 +82,29 @@ def special_ids(header: Header) -> dict[str, int | None]:
     """
     tokens = header.keys.get(f"{_KEY}tokens")
     count = tokens.count if isinstance(tokens, Elements) else 0
+    ids = {}
     for key, number in header.keys.items():
-        named = key.startswith(_KEY) and key.endswith("_token_id")
-        if named and not (type(number) is int and 0 <= number < count):
-            raise header.refused(f"{key} is {number!r}, no token of the vocabulary")
+        if key.startswith(_KEY) and key.endswith("_token_id"):
+            if type(number) is not int or not 0 <= number < count:
+                raise header.refused(f"{key} is {number!r}, no token of the vocabulary")
+            ids[key] = number
     by_default = header.keys.get(f"{_KEY}model") == "llama" and count > max(_BY_DEFAULT.values())
     defaults = _BY_DEFAULT if by_default else {}
     return {
-        ours: header.keys.get(f"{_KEY}{name}_token_id", defaults.get(name))
+        ours: ids.get(f"{_KEY}{name}_token_id", defaults.get(name))
         for ours, name in _SPECIAL.items()
     }
 
 
 def ends_of(header: Header) -> list[int]:
     """Tokens behind which llama.cpp stops, ascending. Raises LutlabError: as special_ids."""
-    tokens = _tokens(header)
-    ends = {special_ids(header)["eos"]} | {i for i, text in enumerate(tokens) if text in _ENDS}
+    tokens, eos = _tokens(header), special_ids(header)["eos"]
+    ends = {i for i, text in enumerate(tokens) if text in _ENDS or i == eos}
     for name, texts in _END_KEYS.items():
+        number = header.keys.get(f"{_KEY}{name}_token_id")  # an id where it is there, as checked
         by_text = {i for i, text in enumerate(tokens) if text in texts}
-        number = header.keys.get(f"{_KEY}{name}_token_id")
-        ends |= by_text if number is None else {number}
-    return sorted(ends - {None})
+        ends |= {number} if isinstance(number, int) else by_text
+    return sorted(ends)
 
 
 def read_tokenizer(header: Header, embeddings: int) -> PreTrainedTokenizerBase:
@@ -234,10 +236,11 @@ def _around(header: Header, tokens: Sequence[str], special: Mapping[str, int | N
     by_default = {"bos": kind == "llama" or pre == WHOLE_FIRST, "eos": False}
     beside: dict[str, list[str]] = {}
     for name, default in by_default.items():
-        asked = header.keys.get(f"{_KEY}add_{name}_token", default)
-        if asked and special[name] is None:
-            raise header.refused(f"{_KEY}add_{name}_token is true, and it names no such token")
-        beside[name] = [tokens[special[name]]] if asked else []
+        beside[name] = []
+        if header.keys.get(f"{_KEY}add_{name}_token", default):
+            if (number := special[name]) is None:
+                raise header.refused(f"{_KEY}add_{name}_token is true, and it names no such token")
+            beside[name] = [tokens[number]]
     single = [*beside["bos"], "$A", *beside["eos"]]
     return processors.TemplateProcessing(
         single=single,
@@ -249,10 +252,10 @@ def _around(header: Header, tokens: Sequence[str], special: Mapping[str, int | N
 # ---- gpt2 ----
 
 
-def _byte_level(header: Header, ids: Mapping[str, int]) -> Any:
+def _byte_level(header: Header, ids: dict[str, int]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    pre = header.keys[f"{_KEY}pre"]
+    pre = str(header.keys[f"{_KEY}pre"])
     merges = [_halves(merge) for merge in header.elements(f"{_KEY}merges")]
     backend = Tokenizer(models.BPE(ids, merges, ignore_merges=pre == WHOLE_FIRST))
     backend.pre_tokenizer = pre_tokenizers.Sequence([_step(*step) for step in SPLITTING[pre]])
@@ -280,7 +283,7 @@ def _step(kind: str, how: Any) -> Any:
 # ---- llama ----
 
 
-def _sentencepiece(header: Header, ids: Mapping[str, int]) -> Any:
+def _sentencepiece(header: Header, ids: dict[str, int]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     if lacking := [text for text in _BYTES if text not in ids]:

@@ -2,7 +2,7 @@
 
 Beside tokens and merges a file names the way in which a text is split before them (`tokenizer.ggml.pre`), since
 llama.cpp has no other place for it. It is found by what the tokenizer does, not by the model's name; a tokenizer that
-splits, normalizes or ends a text in a way that gguf_tokenizer.py does not read is refused, and never written as a
+splits, normalizes or ends a text in a way that tokenizer.py does not read is refused, and never written as a
 similar one.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedTokenizerBase
@@ -68,13 +68,13 @@ def add_vocabulary(
     writer.add_token_list([by_id.get(number, f"[PAD{number}]") for number in range(size)])
     writer.add_token_types([kinds.get(number, gguf.TokenType.UNUSED) for number in range(size)])
     merges = spec["model"]["merges"]
-    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
+    writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
     for name in _SPECIAL:
         if (number := getattr(tokenizer, f"{name}_token_id")) is not None:
             getattr(writer, f"add_{name}_token_id")(number)
     for name, number in zip(_ENDS, _other_ends(tokenizer, ends), strict=False):
         getattr(writer, f"add_{name}_token_id")(number)
-    before, behind = _around(tokenizer)
+    before, behind = _around(tokenizer) or ([], [])  # None is refused
     writer.add_add_bos_token(bool(before))
     writer.add_add_eos_token(bool(behind))
     writer.add_add_space_prefix(False)
@@ -86,8 +86,8 @@ def add_vocabulary(
 
 def _other_ends(tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> list[int]:
     """Tokens that end a text, ascending, without the tokenizer's own and those that llama.cpp knows by their text."""
-    known = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(KNOWN_ENDS))}
-    return sorted(set(ends) - known)
+    known = cast("list[int]", tokenizer.convert_tokens_to_ids(list(KNOWN_ENDS)))  # a list's is one
+    return sorted(set(ends) - {tokenizer.eos_token_id, *known})
 
 
 def _obstacles(
@@ -130,8 +130,8 @@ def _steps(spec: Mapping[str, Any] | None) -> Iterator[tuple[str, Any]]:
     spec = spec or {"type": "Sequence", "pretokenizers": []}
     kind = spec["type"]
     if kind == "Sequence":
-        for one in spec["pretokenizers"]:
-            yield from _steps(one)
+        for step in spec["pretokenizers"]:
+            yield from _steps(step)
     elif kind == "ByteLevel" and not spec["add_prefix_space"]:
         yield kind, spec["use_regex"]
     elif kind == "Digits":

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lutlab.base import registry
-from lutlab.base.errors import LutlabError, nearest
+from lutlab.base.errors import LutlabError, arguments_of, nearest
 from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, nn, torch, transformers
 from lutlab.models.contract import (
     CLASSIFIER,
@@ -181,9 +180,9 @@ def family_of(config: PreTrainedConfig) -> Family:
     """The family of a model. Raises LutlabError for an architecture without one, or a variant that it does not fit."""
     family = family_named(config.model_type)
     if not holds(family.where, config):
-        found = {field: getattr(config, field) for field, _ in family.where}
+        values = {field: getattr(config, field) for field, _ in family.where}
         raise LutlabError(
-            f"a '{config.model_type}' with {found} is not supported, only one with {dict(family.where)}: take another "
+            f"a '{config.model_type}' with {values} is not supported, only one with {dict(family.where)}: take another "
             "model, or declare a family of your own for it (docs/architecture.md)"
         )
     return family
@@ -224,7 +223,7 @@ def family_written(path: Path) -> Family:
 
 def task_of_config(config: Mapping[str, Any]) -> str:
     """The task of a model by its config.json; empty where no family knows it, which loading it says."""
-    family = registry.classes("family").get(config.get("model_type"))
+    family = registry.classes("family").get(config.get("model_type", ""))
     heads = _architectures(config.get("architectures"))
     if family is None or (family.heads and not set(heads) & set(dict(family.heads))):
         return ""
@@ -276,7 +275,7 @@ def decoder_blocks(model: PreTrainedModel) -> nn.ModuleList:
     """The decoder blocks of a model, in forward order. Raises LutlabError for a model without its family's head."""
     path = family_of(model.config).blocks
     try:
-        return model.get_submodule(path)
+        return cast("nn.ModuleList", model.get_submodule(path))  # as a family says
     except AttributeError as error:
         raise LutlabError(
             f"a {type(model).__name__} has no blocks at {path}: load it with its head, as AutoModelForCausalLM does"
@@ -288,13 +287,13 @@ def forward_with_cache(model: PreTrainedModel, cache: Any, **inputs: Any) -> Any
 
     transformers calls the argument `cache`, before 5.24 `past_key_values`; models with code of their own keep either.
     """
-    return model(**{_cache_argument(type(model)): cache}, use_cache=True, **inputs)
+    name = "cache" if "cache" in _arguments(type(model).forward) else "past_key_values"
+    return model(**{name: cache}, use_cache=True, **inputs)
 
 
 @functools.cache
-def _cache_argument(architecture: type[PreTrainedModel]) -> str:
-    parameters = inspect.signature(architecture.forward).parameters
-    return "cache" if "cache" in parameters else "past_key_values"
+def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(arguments_of(forward))
 
 
 def with_positions(
@@ -312,7 +311,9 @@ def with_positions(
         The inputs, with position_ids [B, S] int64 where padding stands before a token and the architecture takes them.
     """
     mask = inputs.get("attention_mask")
-    if mask is None or "position_ids" in inputs or not _takes_positions(type(model)):
+    if mask is None or "position_ids" in inputs:
+        return inputs
+    if "position_ids" not in _arguments(type(model).forward):
         return inputs
     tokens = mask.bool()
     positions = (tokens.cumsum(-1) - 1).clamp(min=0)
@@ -320,11 +321,6 @@ def with_positions(
     if torch.equal(positions[tokens], places[tokens]):
         return inputs
     return {**inputs, "position_ids": positions}
-
-
-@functools.cache
-def _takes_positions(architecture: type[PreTrainedModel]) -> bool:
-    return "position_ids" in inspect.signature(architecture.forward).parameters
 
 
 def ends_of_text(model: PreTrainedModel) -> set[int]:
@@ -349,7 +345,7 @@ def kinds(config: PreTrainedConfig) -> dict[str, str]:
 def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) of every linear layer that is quantized, block by block in forward order."""
     family = family_of(model.config)
-    for index, block in enumerate(model.get_submodule(family.blocks)):
+    for index, block in enumerate(decoder_blocks(model)):
         for name in family.linears:
             yield f"{family.blocks}.{index}.{name}", block.get_submodule(name)
 
@@ -363,4 +359,11 @@ def weight_of(module: nn.Module) -> torch.Tensor:
     """The weight of a linear layer as [N, K], a view: Conv1D's [K, N] is transposed."""
     from transformers.pytorch_utils import Conv1D
 
-    return module.weight.detach().T if isinstance(module, Conv1D) else module.weight.detach()
+    weight = cast("torch.Tensor", module.weight).detach()  # a module's attribute may be a module
+    return weight.T if isinstance(module, Conv1D) else weight
+
+
+def size_of(module: nn.Module) -> tuple[int, int]:
+    """(N, K) of a linear layer."""
+    rows, columns = weight_of(module).shape
+    return rows, columns

@@ -33,17 +33,17 @@ def quantization_of(folder: Path) -> dict[str, Any] | None:
         LutlabError: a file of it is missing or damaged.
     """
     written = _json(folder / "config.json")
-    found = written.get("quantization_config") or written.get("compression_config")
-    if found is None and isinstance(written.get(ANYBCQ), dict):
-        found = {"quant_method": ANYBCQ, **written[ANYBCQ]}
+    config = written.get("quantization_config") or written.get("compression_config")
+    if config is None and isinstance(written.get(ANYBCQ), dict):
+        config = {"quant_method": ANYBCQ, **written[ANYBCQ]}
     for name, method in QUANTIZATION_FILES.items():
-        if found is None and (folder / name).is_file():
-            found = {"quant_method": method, **_json(folder / name)}
-    if found is not None and not isinstance(found, dict):
+        if config is None and (folder / name).is_file():
+            config = {"quant_method": method, **_json(folder / name)}
+    if config is not None and not isinstance(config, dict):
         raise LutlabError(
-            f"{folder}: quantization_config is {found!r} instead of a mapping: fetch config.json again"
+            f"{folder}: quantization_config is {config!r} instead of a mapping: fetch config.json again"
         )
-    return found
+    return config
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def _json(path: Path) -> dict[str, Any]:
 
 def shape_folders() -> dict[str, Path]:
     """Name -> folder of the configs alone that ship with lutlab: the papers' models, for synthetic weights."""
-    found = sorted((sources.folder("conf") / "shapes").glob("*/config.json"))
-    return {path.parent.name: path.parent for path in found}
+    paths = sorted((sources.folder("conf") / "shapes").glob("*/config.json"))
+    return {path.parent.name: path.parent for path in paths}
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -78,16 +78,16 @@ def weight_files(folder: Path) -> list[Path]:
     """
     base = _base_name(folder)
     index = folder / f"{base}.safetensors.index.json"
-    wanted = [f"{base}.safetensors"]
-    if index.is_file() and not (folder / wanted[0]).is_file():
-        wanted = [*_shards(index), index.name]
-    absent = [name for name in wanted if not (folder / name).is_file()]
+    names = [f"{base}.safetensors"]
+    if index.is_file() and not (folder / names[0]).is_file():
+        names = [*_shards(index), index.name]
+    absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise LutlabError(
             f"{folder} lacks {', '.join(absent[:3])}{' …' if absent[3:] else ''}: lutlab reads safetensors only, never "
             "pickled weights (*.bin); convert them with transformers' save_pretrained or fetch the missing shards"
         )
-    return [folder / name for name in wanted]
+    return [folder / name for name in names]
 
 
 def _base_name(folder: Path) -> str:
@@ -132,8 +132,7 @@ def hash_of(files: Iterable[Path]) -> str:
         try:
             digest.update(f"{path.name} {path.stat().st_size} ".encode())
             with path.open("rb") as file:
-                while chunk := file.read(1 << 24):
-                    digest.update(chunk)
+                hashlib.file_digest(file, lambda: digest)  # into this one
         except OSError as error:
             raise LutlabError(f"cannot read {path} ({error}): fetch it again") from error
     return digest.hexdigest()
@@ -207,16 +206,18 @@ class Shards:
         Raises:
             LutlabError: a file is missing or truncated.
         """
-        self._folder, self._base = folder, base
-        self._file: dict[str, Path] = {}
+        self._folder = folder
+        stored: dict[str, tuple[str, Path]] = {}
         for path in weight_files(folder):
             if path.suffix == ".safetensors":
                 with _opened(path) as file:
-                    self._file |= dict.fromkeys(file.keys(), path)
+                    stored |= {name: (name, path) for name in file.keys()}  # noqa: SIM118, no mapping
+        # the model's name of a weight -> the checkpoint's, and its file
+        self._places = {f"{base}.{name}": place for name, place in stored.items()} | stored
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         """Whether the checkpoint holds a weight that the model calls `name`."""
-        return self._stored(name) is not None
+        return name in self._places
 
     def check(self, names: Collection[str], blocks: str) -> None:
         """Refuse a checkpoint that lacks one of the model's weights `names`, or has blocks that the model lacks.
@@ -225,49 +226,51 @@ class Shards:
             LutlabError: weights are missing, or of blocks that the model lacks.
         """
         lacking = {name: "has no such weight" for name in names if name not in self}
-        claimed = {self._stored(name) for name in names}
-        others = [name for name in self._file if name not in claimed]
-        check_names(self._folder, lacking, others, names, blocks)
+        stored = {name for name, _ in self._places.values()}
+        claimed = {self._places[name][0] for name in names if name in self}
+        check_names(self._folder, lacking, stored - claimed, names, blocks)
 
     def read(
-        self, wanted: Mapping[str, torch.Tensor], dtype: torch.dtype, device: str
+        self, expected: Mapping[str, torch.Tensor], dtype: torch.dtype, device: str
     ) -> dict[str, torch.Tensor]:
         """The weights named as the model names them; `check` has found them all.
 
         Args:
-            wanted: name -> a tensor of the shape expected, which may be on the meta device.
+            expected: name -> a tensor of the same shape, which may be on the meta device.
             dtype: floating-point weights are converted to it.
             device: device of the tensors.
 
         Raises:
             LutlabError: a file is damaged, or a weight is of another shape, or not finite.
         """
-        places: dict[Path, list[tuple[str, str]]] = {}
-        for name in wanted:
-            stored = self._stored(name)
-            places.setdefault(self._file[stored], []).append((name, stored))
-        found = {}
-        for path, names in places.items():
+        by_file: dict[Path, list[tuple[str, str]]] = {}
+        for name in expected:
+            stored, path = self._places[name]
+            by_file.setdefault(path, []).append((name, stored))
+        tensors = {}
+        for path, names in by_file.items():
             with _opened(path) as file:
                 for name, stored in names:
                     # a copy: the file's pages are given back when it is closed
                     tensor = file.get_tensor(stored).to(device=device, dtype=dtype, copy=True)
-                    _check_weight(tensor, wanted[name].shape, f"{path}: weight {stored}")
-                    found[name] = tensor
-        return found
+                    what, shape = f"{path}: weight {stored}", expected[name].shape
+                    if tensor.shape != shape:
+                        raise LutlabError(
+                            f"{what} holds {list(tensor.shape)} instead of {list(shape)}: the checkpoint belongs to "
+                            "another config"
+                        )
+                    check_finite(tensor, what)
+                    tensors[name] = tensor
+        return tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape in which a tensor that the checkpoint holds is stored."""
-        stored = self._stored(name)
-        with _opened(self._file[stored]) as file:
+        stored, path = self._places[name]
+        with _opened(path) as file:
             return tuple(file.get_slice(stored).get_shape())
 
     def as_stored(self, name: str) -> torch.Tensor:
-        """A tensor that the checkpoint holds, in its own shape and dtype.
-
-        Raises:
-            LutlabError: a file is damaged.
-        """
+        """A tensor that the checkpoint holds, in its own shape and dtype; errors as of mapped."""
         return self.mapped(name).clone()
 
     def mapped(self, name: str) -> torch.Tensor:
@@ -278,16 +281,9 @@ class Shards:
         Raises:
             LutlabError: a file is damaged.
         """
-        stored = self._stored(name)
-        with _opened(self._file[stored]) as file:
+        stored, path = self._places[name]
+        with _opened(path) as file:
             return file.get_tensor(stored)
-
-    def _stored(self, name: str) -> str | None:
-        """The checkpoint's name of a weight."""
-        for candidate in (name, name.removeprefix(f"{self._base}.")):
-            if candidate in self._file:
-                return candidate
-        return None
 
 
 @contextmanager
@@ -301,14 +297,6 @@ def _opened(path: Path) -> Iterator[Any]:
         raise LutlabError(
             f"cannot read {path} ({type(error).__name__}: {error}): the file is damaged or truncated, fetch it again"
         ) from error
-
-
-def _check_weight(tensor: torch.Tensor, expected: torch.Size, what: str) -> None:
-    if tensor.shape != expected:
-        raise LutlabError(
-            f"{what} holds {list(tensor.shape)} instead of {list(expected)}: the checkpoint belongs to another config"
-        )
-    check_finite(tensor, what)
 
 
 def check_finite(weight: torch.Tensor, what: str) -> None:

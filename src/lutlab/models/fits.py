@@ -59,11 +59,11 @@ def available(device: str) -> int:
     calls MemAvailable, elsewhere all of the memory. A limit of a container is not looked at.
     """
     if torch.device(device).type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
-    if _MEMORY.is_file():
-        found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMORY.read_text(), re.MULTILINE)
-        return 1024 * int(found[1])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    counted = _MEMORY.read_text() if _MEMORY.is_file() else ""
+    if match := re.search(r"^MemAvailable:\s+(\d+) kB$", counted, re.MULTILINE):
+        return 1024 * int(match[1])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -72,9 +72,9 @@ def cache_bytes(config: PreTrainedConfig, batch: int, length: int, itemsize: int
 
     Without num_key_value_heads every head has keys and values of its own, without head_dim heads share hidden_size.
     """
-    said = config.to_dict()
-    heads = said.get("num_key_value_heads") or config.num_attention_heads
-    head = said.get("head_dim") or config.hidden_size // config.num_attention_heads
+    fields = config.to_dict()
+    heads = fields.get("num_key_value_heads") or config.num_attention_heads
+    head = fields.get("head_dim") or config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers * heads * head * length * batch * itemsize
 
 

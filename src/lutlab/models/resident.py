@@ -38,6 +38,12 @@ class Resident:
         yield self._blocks[index]
 
 
+def placed(model: PreTrainedModel, device: str) -> PreTrainedModel:
+    """The model, in place, on a device and in evaluation mode."""
+    model.to(device)  # type: ignore[arg-type] # transformers' wrapper of `to` loses that it is a method
+    return model.eval()
+
+
 def spread(
     model: PreTrainedModel, device_map: Mapping[str, int | str] | None = None
 ) -> PreTrainedModel:

@@ -17,7 +17,7 @@ from typing import Any
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import torch
 from lutlab.base.specs import ModelSpec
-from lutlab.gguf import folder as gguf
+from lutlab.gguf.config import outline_of
 from lutlab.models import hub
 from lutlab.models.contract import Family
 from lutlab.models.families import (
@@ -27,7 +27,7 @@ from lutlab.models.families import (
     family_written,
     linear_layers,
     model_class,
-    weight_of,
+    size_of,
 )
 from lutlab.models.files import weight_files
 from lutlab.models.load import IN_FOLDERS, folder_of, gguf_of
@@ -80,16 +80,16 @@ def _read(spec: ModelSpec) -> tuple[ModelShape, Matrices]:
     except LutlabError:
         raise
     except Exception as error:  # of many kinds: JSON, transformers' validators and torch
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise LutlabError(
-            f"{folder / 'config.json'} does not say the model's shape ({type(error).__name__}: {said}): expected a "
+            f"{folder / 'config.json'} does not say the model's shape ({type(error).__name__}: {reason}): expected a "
             "transformers config with model_type and whole numbers, and safetensors that fit it; fetch both again"
         ) from error
 
 
 def _from_gguf(file: Path) -> tuple[ModelShape, Matrices] | None:
     """The shape by the header of a GGUF file, which is not unpacked for it."""
-    outline = gguf.outline_of(file)
+    outline = outline_of(file)
     sizes = {place.name: place.shape for place in outline.places.values()}
     return _from_sizes(family_named(outline.config["model_type"]), outline.config, sizes)
 
@@ -110,12 +110,16 @@ def _from_sizes(
     family: Family, config: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]
 ) -> tuple[ModelShape, Matrices] | None:
     """The shape by the sizes of all tensors; None where they are not those of the family's layers."""
-    linears, index = {}, 0
+    linears: Matrices = {}
+    index = 0
     while _matrix(sizes, f"{family.blocks}.{index}.{family.linears[0]}"):
-        paths = [f"{family.blocks}.{index}.{layer}" for layer in family.linears]
-        linears |= {path: _matrix(sizes, path) for path in paths}
+        for layer in family.linears:
+            path = f"{family.blocks}.{index}.{layer}"
+            if (size := _matrix(sizes, path)) is None:
+                return None
+            linears[path] = size
         index += 1
-    if not linears or None in linears.values():
+    if not linears:
         return None
     parameters = sum(map(math.prod, sizes.values()))
     seqlen = min(config[family.seqlen], family.longest)
@@ -142,11 +146,11 @@ def _shape(
 
 def _headers(folder: Path) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor in a folder's safetensors files: 8 bytes of length, then JSON."""
-    found = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in weight_files(folder):
         if path.suffix == ".safetensors":
-            found |= _header(path)
-    return found
+            shapes |= _header(path)
+    return shapes
 
 
 def _header(path: Path) -> dict[str, tuple[int, ...]]:
@@ -184,8 +188,8 @@ def _from_config(folder: Path, layers: int | None) -> tuple[ModelShape, Matrices
         config.num_hidden_layers = layers
     with torch.device("meta"):
         model = model_class(config).from_config(config)
-    linears = {name: tuple(weight_of(module).shape) for name, module in linear_layers(model)}
+    linears = {name: size_of(module) for name, module in linear_layers(model)}
     parameters = sum(p.numel() for p in model.parameters())
     layers, seqlen = config.num_hidden_layers, evaluation_seqlen(config)
-    found = _shape(family_of(config), linears, layers, parameters, config.vocab_size, seqlen)
-    return found, linears
+    shape = _shape(family_of(config), linears, layers, parameters, config.vocab_size, seqlen)
+    return shape, linears

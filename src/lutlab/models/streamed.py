@@ -107,11 +107,7 @@ def skeleton(
     """A model whose parameters are on the meta device; buffers that no checkpoint holds are computed.
 
     By the model's `_init_weights`, which knows these buffers since transformers 5: its own loading rests on that too.
-
-    Args:
-        config: config of the architecture.
-        dtype: dtype of the parameters.
-        folder: folder of the checkpoint, whose generation_config.json says how a text ends.
+    generation_config.json of a checkpoint's `folder` says how a text ends.
 
     Raises:
         LutlabError: that file is damaged.
@@ -154,14 +150,15 @@ def from_shards(
     check_tied(folder, model, shards)
 
     def fill(module: nn.Module, prefix: str) -> None:
-        wanted = {f"{prefix}{name}": value for name, value in module.state_dict().items()}
-        assign(module, prefix, shards.read(wanted, dtype, device))
+        state = {f"{prefix}{name}": value for name, value in module.state_dict().items()}
+        assign(module, prefix, shards.read(state, dtype, device))
 
     names = {module: name for name, module in model.named_modules()}
     for module in outside(model):
-        own = {f"{names[module]}.{n}": p for n, p in module.named_parameters(recurse=False)}
-        own = {name: value for name, value in own.items() if name not in tied}
-        assign(module, f"{names[module]}.", shards.read(own, dtype, device))
+        prefix = f"{names[module]}."
+        named = {prefix + n: p for n, p in module.named_parameters(recurse=False)}
+        untied = {name: parameter for name, parameter in named.items() if name not in tied}
+        assign(module, prefix, shards.read(untied, dtype, device))
     return finish(model, device), Streamed(model, fill, device)
 
 
@@ -174,9 +171,9 @@ def check_tied(folder: Path, model: PreTrainedModel, shards: Shards) -> None:
     for target, origin in model.all_tied_weights_keys.items():
         if target not in shards or origin not in shards:
             continue
-        held, tied = shards.mapped(target), shards.mapped(origin)
-        wider = torch.promote_types(held.dtype, tied.dtype)
-        if not torch.equal(held.to(wider), tied.to(wider)):
+        weight, other = shards.mapped(target), shards.mapped(origin)
+        wider = torch.promote_types(weight.dtype, other.dtype)
+        if not torch.equal(weight.to(wider), other.to(wider)):
             raise LutlabError(
                 f"{folder}: config.json ties {target} to {origin}, but the checkpoint holds other values for it: set "
                 "tie_word_embeddings to false there"

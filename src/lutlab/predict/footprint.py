@@ -153,11 +153,11 @@ def predict_gpus(
     Args and errors as of predict_memory and predict_latency.
     """
     shape, to = shape if isinstance(shape, Decoder) else decoder(shape), device(gpu)
+    shared = functools.partial(predict_memory, shape, q, g, stored=stored)
     count = 1
     while count <= shape.heads:
-        of = {"gpus": count, "context": context, "batch": batch, "number_bytes": number_bytes}
-        found = predict_memory(shape, q, g, stored=stored, **of)
-        if found.each <= to.memory:
+        memory = shared(gpus=count, context=context, batch=batch, number_bytes=number_bytes)
+        if memory.each <= to.memory:
             return count
         count *= 2
     return None

@@ -89,8 +89,8 @@ class Engine:
 
 
 def _engines() -> dict[str, Engine]:
-    found = json.loads(files("lutlab.predict").joinpath(CONSTANTS).read_text(encoding="utf-8"))
-    fitted = {name: Rates(**of["rates"]) for name, of in found.items()}
+    constants = json.loads(files("lutlab.predict").joinpath(CONSTANTS).read_text(encoding="utf-8"))
+    fitted = {name: Rates(**fit["rates"]) for name, fit in constants.items()}
     paper = fitted["lut-gemm"]
     link = paper.link_us  # until ours is measured
     engines = (
@@ -99,8 +99,8 @@ def _engines() -> dict[str, Engine]:
             "FasterTransformer with cuBLAS and LUT-GEMM's kernels, as the papers measured it",
             paper,
             PAPER,
-            found["lut-gemm"]["gpu"],
-            Errors(**found["lut-gemm"]["errors"]),
+            constants["lut-gemm"]["gpu"],
+            Errors(**constants["lut-gemm"]["errors"]),
             longest_batch=1,
         ),
         Engine(
@@ -118,7 +118,7 @@ def _engines() -> dict[str, Engine]:
             "bcq",
         ),
     )
-    return {one.name: one for one in engines}
+    return {engine.name: engine for engine in engines}
 
 
 ENGINES = _engines()
@@ -165,17 +165,17 @@ class Prediction:
 
 
 def parts(
-    shape: Decoder, q: Bits, held: Memory, to: Device, batch: int, rates: Rates
+    shape: Decoder, q: Bits, memory: Memory, to: Device, batch: int, rates: Rates
 ) -> dict[str, float]:
-    """Milliseconds by what takes them, of a model that takes `held` on all its devices, each like `to`.
+    """Milliseconds by what takes them, of a model that takes `memory` on all its devices, each like `to`.
 
     Linear in microseconds and inverse shares, for which tools/fit.py solves.
     """
-    share = {name: size / held.gpus for name, size in held.parts.items()}
+    share = {name: size / memory.gpus for name, size in memory.parts.items()}
     per_byte, layers = 1e3 / to.bandwidth, shape.layers
     # two all-reduces of d halves
-    sent = 2 * 2 * (held.gpus - 1) / held.gpus * 2 * shape.hidden * batch
-    sent_s = layers * sent / to.link if held.gpus > 1 else 0.0
+    sent = 2 * 2 * (memory.gpus - 1) / memory.gpus * 2 * shape.hidden * batch
+    sent_s = layers * sent / to.link if memory.gpus > 1 else 0.0
     return {
         "weights": per_byte * (share["weights"] / (rates.dense if q == FULL else rates.packed)),
         "head": per_byte * share["head"] / rates.head,
@@ -186,7 +186,7 @@ def parts(
             + (0 if q == FULL else layers) * rates.packed_layer_us
             + layers * len(shape.products) * rates.product_us
         ),
-        "communication": 1e-3 * (layers * math.log2(held.gpus)) * rates.link_us + 1e3 * sent_s,
+        "communication": 1e-3 * (layers * math.log2(memory.gpus)) * rates.link_us + 1e3 * sent_s,
     }
 
 
@@ -205,8 +205,8 @@ def predict_latency(
     """Predict milliseconds a token of decoding.
 
     Examples:
-        >>> found = predict_latency("opt-30b", q=3, g=64, gpus=2)
-        >>> round(found.ms_per_token), found.fits  # the paper prints 12.6
+        >>> prediction = predict_latency("opt-30b", q=3, g=64, gpus=2)
+        >>> round(prediction.ms_per_token), prediction.fits  # the paper prints 12.6
         (12, True)
 
     Args:
@@ -235,8 +235,8 @@ def predict_latency(
         )
     if gpus > 1 and not to.link:
         raise LutlabError(f"gpus={gpus}: {to.name} has no link to another; give gpus=1, or a link")
-    of = {"gpus": gpus, "context": context, "batch": batch, "number_bytes": by.number_bytes}
-    held = predict_memory(shape, q, g, stored=layout, **of)
-    split = parts(shape, q, held, to, batch, by.rates)
+    served = {"gpus": gpus, "context": context, "batch": batch}
+    memory = predict_memory(shape, q, g, stored=layout, number_bytes=by.number_bytes, **served)
+    split = parts(shape, q, memory, to, batch, by.rates)
     errors = by.errors if to.name == by.gpu else None
-    return Prediction(sum(split.values()), split, errors, held, to, gpus)
+    return Prediction(sum(split.values()), split, errors, memory, to, gpus)

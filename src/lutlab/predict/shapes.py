@@ -64,14 +64,15 @@ def decoder(name: str) -> Decoder:
         LutlabError: no such folder, or its config.json is none of a decoder that is known here.
     """
     shapes = folder("conf") / "shapes"
-    own = shapes / name / "config.json"
-    path = own if own.is_file() else Path(name) / "config.json"
+    shipped = shapes / name / "config.json"
+    path = shipped if shipped.is_file() else Path(name) / "config.json"
     if not path.is_file():
-        shipped = [found.parent.name for found in shapes.glob("*/config.json")]
+        names = [config.parent.name for config in shapes.glob("*/config.json")]
         raise LutlabError(
-            f"no shape '{name}': {nearest(name, shipped)}; or give a folder with a config.json"
+            f"no shape '{name}': {nearest(name, names)}; or give a folder with a config.json"
         )
-    known = {type_: one.sizes for type_, one in registry.classes("family").items() if one.sizes}
+    families = registry.classes("family")
+    known = {type_: family.sizes for type_, family in families.items() if family.sizes}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         return _decoder(Path(name).name, config, known[config["model_type"]])

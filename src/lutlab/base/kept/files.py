@@ -87,9 +87,9 @@ def remove_leftovers(folder: Path, pattern: str = ".*") -> list[Path]:
 
     A writer that is still at work, here or on another machine, touches its file or folder more often than each hour.
     """
-    found = [p for p in folder.glob(pattern) if _LEFTOVER.fullmatch(p.name)]
+    leftovers = [p for p in folder.glob(pattern) if _LEFTOVER.fullmatch(p.name)]
     removed = []
-    for path in found:
+    for path in leftovers:
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             if time.time() - path.lstat().st_mtime > _HOUR:
                 if path.is_dir():
@@ -123,11 +123,8 @@ def set_aside(path: Path) -> Path:
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 24):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sealed(value: Any, name: str) -> bytes:
@@ -188,39 +185,40 @@ def check_sums(
     Raises:
         LutlabError: a file is missing, differs or cannot be read, one of `used` is not named, or SHA256SUMS is damaged.
     """
-    said = _said(folder, cure)
-    for name in sorted({*said, *used})[some]:
-        _compare(folder, name, said, cure)
+    digests = _digests(folder, cure)
+    for name in sorted({*digests, *used})[some]:
+        _compare(folder, name, digests, cure)
 
 
 def check_file(folder: Path, name: str, cure: str) -> None:
     """Compare one file, by its path from a folder with a SHA256SUMS; raises LutlabError as check_sums."""
-    _compare(folder, name, _said(folder, cure), cure)
+    _compare(folder, name, _digests(folder, cure), cure)
 
 
-def _compare(folder: Path, name: str, said: dict[str, str], cure: str) -> None:
-    if name not in said:
+def _compare(folder: Path, name: str, digests: dict[str, str], cure: str) -> None:
+    if name not in digests:
         raise LutlabError(f"{folder / name} is not named in {SUMS}: {cure}")
     try:
-        same = sha256_of(folder / name) == said[name]
+        same = sha256_of(folder / name) == digests[name]
     except OSError as error:
         raise LutlabError(f"{folder / name} cannot be read ({error.strerror}): {cure}") from error
     if not same:
         raise LutlabError(f"{folder / name} is not the file that {SUMS} names: {cure}")
 
 
-def _said(folder: Path, cure: str) -> dict[str, str]:
+def _digests(folder: Path, cure: str) -> dict[str, str]:
     """Path from the folder -> digest."""
-    said, path = {}, folder / SUMS
+    digests: dict[str, str] = {}
+    path = folder / SUMS
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
-            found = re.fullmatch(r"([0-9a-f]{64}) [ *]([^/\\].*)", line)
-            if found is None or ".." in found[2].split("/") or "\0" in line:
+            match = re.fullmatch(r"([0-9a-f]{64}) [ *]([^/\\].*)", line)
+            if match is None or ".." in match[2].split("/") or "\0" in line:
                 raise ValueError(f"a line reads {line[:80]!r}")
-            said[found[2]] = found[1]
+            digests[match[2]] = match[1]
     except (OSError, ValueError) as error:
         raise LutlabError(f"{path} is damaged or cannot be read ({error}): {cure}") from error
-    return said
+    return digests
 
 
 def is_named(path: Path, name: str) -> bool:

@@ -95,14 +95,14 @@ def others_can_change(path: Path) -> str:
     try:
         path.stat()  # links in a circle end here
         for part in (*reversed(path.parents), path):
-            found = part.lstat()
-            if found.st_uid not in (0, user):
-                return f"{part} belongs to another user ({found.st_uid}): chown {user} {part}"
-            if stat.S_ISLNK(found.st_mode):
+            state = part.lstat()
+            if state.st_uid not in (0, user):
+                return f"{part} belongs to another user ({state.st_uid}): chown {user} {part}"
+            if stat.S_ISLNK(state.st_mode):
                 target = part.parent / os.readlink(part)
                 return others_can_change(target / path.relative_to(part))
-            sticky = part != path and found.st_mode & stat.S_ISVTX
-            if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+            sticky = part != path and state.st_mode & stat.S_ISVTX
+            if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
                 return f"{part} can be written by others: chmod go-w {part}"
     except OSError:
         return ""
@@ -195,16 +195,16 @@ def known(kind: str, decides: Sequence[Any], find: Callable[[], Any]) -> Any:
     key = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:32]
     path = cache_folder("known") / f"{kind}-{key}.sealed"
 
-    def own(value: Any) -> Any:
+    def trusted(value: Any) -> Any:
         if why := others_can_change(path):
             raise Damaged(why)
         return value
 
-    value = kept(path, own, _NOTHING)
+    value = kept(path, trusted, _NOTHING)
     if value is _NOTHING:
         value = find()
-        there = writable(path.parent) / path.name
-        write_atomically(there, sealed(value, path.name)).chmod(0o600)
+        place = writable(path.parent) / path.name
+        write_atomically(place, sealed(value, path.name)).chmod(0o600)
     return value
 
 
@@ -231,11 +231,11 @@ def make_room(folder: Path, limit: int, used: Path) -> None:
     """Remove the folders in one that were not touched for longest, until all but `used` hold `limit` bytes at most."""
     remove_leftovers(folder, "**/.*")
     others = (each for each in folder.iterdir() if each.is_dir() and each != used)
-    held = 0
+    total = 0
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         for each in sorted(others, key=lambda each: each.stat().st_mtime, reverse=True):
-            held += sum(file.stat().st_size for file in each.iterdir())
-            if held > limit:
+            total += sum(file.stat().st_size for file in each.iterdir())
+            if total > limit:
                 shutil.rmtree(each, ignore_errors=True)
 
 

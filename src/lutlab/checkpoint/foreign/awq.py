@@ -12,12 +12,11 @@ At 4 bits the eight fields of a word are interleaved: field p holds column 8 w +
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.groups import Width
 from lutlab.base.lazy import torch
-from lutlab.checkpoint.foreign.layout import Layout, Numbers, Shapes, Size, Tensors, check_symmetric
+from lutlab.checkpoint.foreign.layout import Layout, Numbers, Shapes, Size, Tensors, Width
 from lutlab.formats.code_words import WORD, unpack_words
 
 BITS = (2, 3, 4, 8)
@@ -31,27 +30,27 @@ class AWQLayout(Layout):
         symmetric: whether config.json says that zero points are 2^(q-1).
     """
 
-    mark: ClassVar[str] = "qweight"
-    needed: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
+    mark = "qweight"
+    needed = ("qweight", "qzeros", "scales")
 
     def __init__(self, sizes: Iterable[int] = (), symmetric: bool = False) -> None:
         super().__init__(sizes=sizes)
         self._symmetric = symmetric
 
     def bits_of(self, shapes: Shapes, size: Size) -> int:
-        """See Layout."""
+        """By the shape of qweight alone."""
         rows, columns = size
-        found = shapes["qweight"]
-        fitting = [q for q in BITS if found == (columns, -(-rows * q // WORD))]
+        shape = shapes["qweight"]
+        fitting = [q for q in BITS if shape == (columns, -(-rows * q // WORD))]
         if len(fitting) != 1:
             raise LutlabError(
-                f"qweight of {list(found)} for [N, K] = {[rows, columns]} is not of AWQ's gemm layout at "
+                f"qweight of {list(shape)} for [N, K] = {[rows, columns]} is not of AWQ's gemm layout at "
                 f"{', '.join(map(str, BITS))} bits, [K, N q / 32]: write the checkpoint with version gemm"
             )
         return fitting[0]
 
     def unpack(self, tensors: Tensors, size: Size, width: Width) -> Numbers:
-        """See Layout."""
+        """Transposed: a row of each tensor is of an input channel, or of a group of them."""
         (rows, _), (q, _), shapes = size, width, self.shapes_of(tensors)
         self.shaped(tensors, "scales", self.groups(shapes), rows)
         self.shaped(tensors, "qzeros", self.groups(shapes), shapes["qweight"][1])
@@ -59,7 +58,7 @@ class AWQLayout(Layout):
             _unpack(self.words(tensors, name), q, rows) for name in ("qweight", "qzeros")
         )
         if self._symmetric:
-            check_symmetric(zero, q, "zero_point is false")
+            self.check_symmetric(zero, q, "zero_point is false")
         return codes.T, self.floats(tensors, "scales").T, zero.T, None
 
 

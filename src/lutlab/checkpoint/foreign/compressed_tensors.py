@@ -17,18 +17,18 @@ two layouts, the second also by its older name, naive-quantized.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from lutlab.base.errors import LutlabError, nearest
-from lutlab.base.groups import Width
 from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase
-from lutlab.base.tensors import UniformTensor
-from lutlab.checkpoint.foreign.layout import Layout, Numbers, Shapes, Size, Tensors, check_symmetric
+from lutlab.base.tensors import BCQTensor, UniformTensor
+from lutlab.checkpoint.foreign.layout import Layout, Numbers, Shapes, Size, Tensors, Width
 from lutlab.checkpoint.saving import check_saved, original_of, save_as, uniform_of
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.embeddings import QuantEmbedding
@@ -37,9 +37,8 @@ from lutlab.formats.code_words import WORD, pack_words, unpack_words
 log = logging.getLogger(__name__)
 PACKED, BYTES = "pack-quantized", "int-quantized"
 PLAIN = (BYTES, "naive-quantized")  # names of one layout
-_Integers = tuple[
-    torch.Tensor, torch.Tensor | None
-]  # codes, and zero points where weights are not symmetric
+# codes, and zero points where weights are not symmetric
+_Integers = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def export_compressed_tensors(
@@ -84,13 +83,14 @@ def export_compressed_tensors(
     uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}
     symmetric = all(bool((t.zero_point == 2 ** (t.bits - 1)).all()) for t in uniform.values())
     make = pack if format == PACKED else _bytes
-    tensors, groups = {}, {}
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    groups: dict[tuple[int, int | None], list[str]] = {}
     for name, tensor in uniform.items():
         tensors[name] = make(name, tensor, model.dtype)
         if symmetric:
             del tensors[name]["weight_zero_point"]
         groups.setdefault((tensor.bits, _group_size(tensor)), []).append(name)
-    config = {
+    config: dict[str, Any] = {
         "quant_method": "compressed-tensors",
         "format": format,
         "quantization_status": "compressed",
@@ -120,6 +120,7 @@ def pack(name: str, tensor: UniformTensor, dtype: torch.dtype) -> dict[str, torc
     Raises:
         LutlabError: channels are in another order, the last group is shorter, or the dtype cannot hold the scales.
     """
+    assert tensor.zero_point is not None  # as uniform_of gives it
     return {
         "weight_packed": pack_words(tensor.codes, tensor.bits),
         "weight_zero_point": pack_words(tensor.zero_point.T, tensor.bits).T,
@@ -196,7 +197,7 @@ class _CompressedTensors(Layout):
         reordered: whether config.json says that groups are of reordered channels (actorder: group).
     """
 
-    others: ClassVar[tuple[str, ...]] = ("weight_zero_point", "weight_g_idx")
+    others = ("weight_zero_point", "weight_g_idx")
 
     def __init__(
         self,
@@ -214,7 +215,7 @@ class _CompressedTensors(Layout):
         return scale[1] if len(scale) == 2 else 1
 
     def bits_of(self, shapes: Shapes, size: Size) -> int:
-        """See Layout."""
+        """By the packing; groups of reordered channels are refused."""
         if "weight_g_idx" in shapes or self._reordered:
             raise LutlabError(
                 "weight_g_idx, of groups of reordered channels (actorder: group), is not read from compressed-tensors: "
@@ -222,8 +223,16 @@ class _CompressedTensors(Layout):
             )
         return self._stored_bits(shapes, *size)
 
+    @abstractmethod
+    def _stored_bits(self, shapes: Shapes, rows: int, columns: int) -> int:
+        """Bits of a layer's codes, with the errors of width."""
+
+    @abstractmethod
+    def _integers(self, tensors: Tensors, size: Size, q: int) -> _Integers:
+        """Codes of a layer, and its zero points where it has them, counted from 0 on."""
+
     def unpack(self, tensors: Tensors, size: Size, width: Width) -> Numbers:
-        """See Layout."""
+        """Scales by group, by row or of the whole weight; zero points, where there are none, are 2^(q-1)."""
         (rows, _), (q, _) = size, width
         codes, zero = self._integers(tensors, size, q)
         scale = self.floats(tensors, "weight_scale")
@@ -235,7 +244,7 @@ class _CompressedTensors(Layout):
                 "by group, channel or tensor: quantize with one of these strategies"
             )
         if self._symmetric and zero is not None:
-            check_symmetric(zero, q, "symmetric is true")
+            self.check_symmetric(zero, q, "symmetric is true")
         if self._symmetric is False and zero is None:
             raise LutlabError(
                 "config.json says that weights are asymmetric (symmetric is false), and there is no weight_zero_point: "
@@ -249,22 +258,22 @@ class _CompressedTensors(Layout):
 class PackQuantized(_CompressedTensors):
     """Layout `pack-quantized`: codes packed into words of 32 bits."""
 
-    mark: ClassVar[str] = "weight_packed"
-    needed: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale", "weight_shape")
+    mark = "weight_packed"
+    needed = ("weight_packed", "weight_scale", "weight_shape")
 
     def _stored_bits(self, shapes: Shapes, rows: int, columns: int) -> int:
-        found = shapes["weight_packed"]
-        fitting = [q for q in self.bits if found == (rows, -(-columns * q // WORD))]
+        shape = shapes["weight_packed"]
+        fitting = [q for q in self.bits if shape == (rows, -(-columns * q // WORD))]
         if len(fitting) != 1:
             raise LutlabError(
-                f"weight_packed of {list(found)} for [N, K] = {[rows, columns]} fits "
+                f"weight_packed of {list(shape)} for [N, K] = {[rows, columns]} fits "
                 f"{'several' if fitting else 'none'} of the widths that config.json names "
                 f"({', '.join(map(str, self.bits))} bits): the two belong to different models"
             )
         return fitting[0]
 
-    def read(self, tensors: Tensors, rows: int, columns: int) -> UniformTensor:
-        """See Layout."""
+    def read(self, tensors: Tensors, rows: int, columns: int) -> UniformTensor | BCQTensor:
+        """First of all weight_shape is compared with the layer's own."""
         if (stated := tensors["weight_shape"].tolist()) != [rows, columns]:
             raise LutlabError(
                 f"weight_shape says [N, K] = {stated}, and config.json {[rows, columns]}: the two belong to different "
@@ -285,8 +294,8 @@ class PackQuantized(_CompressedTensors):
 class IntQuantized(_CompressedTensors):
     """Layout `int-quantized`: a byte for each code."""
 
-    mark: ClassVar[str] = "weight_scale"
-    needed: ClassVar[tuple[str, ...]] = ("weight", "weight_scale")
+    mark = "weight_scale"
+    needed = ("weight", "weight_scale")
 
     def _stored_bits(self, shapes: Shapes, rows: int, columns: int) -> int:
         """Shapes do not tell which of several widths a layer has: it is read as it is held, 8."""
@@ -339,14 +348,14 @@ def compressed_tensors_layout(config: Mapping[str, Any]) -> Layout:
             f"{PACKED}, {PLAIN[0]} or {PLAIN[1]}, one format a checkpoint"
         )
     weights = [group["weights"] for group in groups]
-    bits = [int(one["num_bits"]) for one in weights]
-    sizes = [int(one["group_size"]) for one in weights if one.get("group_size")]
-    symmetric = {one.get("symmetric") for one in weights}
+    bits = [int(scheme["num_bits"]) for scheme in weights]
+    sizes = [int(scheme["group_size"]) for scheme in weights if scheme.get("group_size")]
+    symmetric = {scheme.get("symmetric") for scheme in weights}
     return (PackQuantized if formats == {PACKED} else IntQuantized)(
         bits,
         sizes,
         symmetric.pop() if len(symmetric) == 1 else None,
-        any(one.get("actorder") == "group" for one in weights),
+        any(scheme.get("actorder") == "group" for scheme in weights),
     )
 
 

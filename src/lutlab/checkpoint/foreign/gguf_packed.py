@@ -21,11 +21,10 @@ from lutlab.checkpoint.transformers import FORMAT, METHOD
 from lutlab.formats import pack
 from lutlab.gguf import blocks as gguf_blocks
 from lutlab.gguf import folder as gguf
-from lutlab.gguf.folder import Outline
+from lutlab.gguf.config import Outline, outline_of
 from lutlab.gguf.header import FLOATS
+from lutlab.gguf.weights import as_stored, blocks_of
 from lutlab.modules import QuantLinear
-
-PACKED = "packed"
 
 
 def unpacked(path: Path) -> Path:
@@ -35,18 +34,18 @@ def unpacked(path: Path) -> Path:
         LutlabError: the file cannot be read, is damaged, holds a model that lutlab does not read from GGUF, or no
             quantized layer, or one of a type that has no packed form.
     """
-    return gguf.kept(path, PACKED, _unpack)
+    return gguf.kept(path, "packed", _unpack)
 
 
 def stored_as(path: Path) -> dict[str, Any]:
     """Types of the blocks' linear layers in a file, with their numbers, and the bits that it has for each weight."""
-    outline = gguf.outline_of(path)
+    outline = outline_of(path)
     layers = [outline.header.tensors[n] for n in _linear(outline) if n.startswith("blk.")]
-    weights = sum(one.shape[0] * one.shape[1] for one in layers)
-    bits = 8 * sum(one.nbytes for one in layers) / weights
+    weights = sum(layer.shape[0] * layer.shape[1] for layer in layers)
+    bits = 8 * sum(layer.nbytes for layer in layers) / weights
     return {
         "quant_method": "gguf",
-        "types": dict(Counter(one.type for one in layers)),
+        "types": dict(Counter(layer.type for layer in layers)),
         "bits_in_file": bits,
     }
 
@@ -77,10 +76,10 @@ def _unpack(outline: Outline, folder: Path) -> None:
         )
     layouts: dict[str, Any] = {}
 
-    def held() -> Iterator[tuple[str, torch.Tensor]]:
+    def stored() -> Iterator[tuple[str, torch.Tensor]]:
         for name, place in outline.places.items():
             if name not in quantized:
-                yield place.name, gguf.as_stored(outline.header, name, place.heads)
+                yield place.name, as_stored(outline.header, name, place.heads)
                 continue
             layer = _layer(outline, name)
             layouts[quantized[name]] = layer.layout()
@@ -88,7 +87,7 @@ def _unpack(outline: Outline, folder: Path) -> None:
                 if tensor is not None:
                     yield f"{quantized[name]}.{buffer}", tensor
 
-    gguf.write_tensors(folder, held())
+    gguf.write_tensors(folder, stored())
     quantization = {"quant_method": METHOD, "format": FORMAT, "layers": layouts}
     gguf.write_json(folder / "config.json", {**outline.config, "quantization_config": quantization})
     write_sums(folder)
@@ -97,7 +96,7 @@ def _unpack(outline: Outline, folder: Path) -> None:
 def _layer(outline: Outline, name: str) -> QuantLinear:
     """A quantized layer."""
     place, stored = outline.places[name], outline.header.tensors[name]
-    data = np.array(gguf.blocks_of(outline.header, name, place.heads))
+    data = np.array(blocks_of(outline.header, name, place.heads))
     try:
         packed = pack(gguf_blocks.unpacked(data, stored.type))
     except LutlabError as error:  # a scale that is none

@@ -34,7 +34,7 @@ from lutlab.gguf.packing import (
     fills,
     holding,
 )
-from lutlab.models.families import ends_of_text
+from lutlab.models.families import ends_of_text, weight_of
 from lutlab.modules import QuantLinear
 
 log = logging.getLogger(__name__)
@@ -74,10 +74,10 @@ def export_gguf(
     if tokenizer is not None:  # before layers, which take time
         gguf_vocabulary.checked(tokenizer, model.config.vocab_size, ends)
     offsets = _Offsets()
-    found = dict(_tensors(model, wider, offsets))
+    tensors = dict(_tensors(model, wider, offsets))
     try:
         with draft_beside(path) as beside:
-            write(model.config, found, beside / path.name, tokenizer, ends)
+            write(model.config, tensors, beside / path.name, tokenizer, ends)
             (beside / path.name).rename(path)
     except OSError as error:
         raise LutlabError(
@@ -101,7 +101,7 @@ def _tensors(
         if name == "output.weight" and tied:
             continue
         if not isinstance(module, QuantLinear):
-            yield name, as_floats(module.weight, heads)
+            yield name, as_floats(weight_of(module), heads)
         elif isinstance(module.packed, PackedDense):
             yield name, as_floats(module.packed.weight, heads)
         else:
@@ -119,30 +119,32 @@ def _tensor_of(path: str, layer: QuantLinear) -> UniformTensor | BCQTensor:
     return packed.unpack() if signs else as_uniform(path, layer)
 
 
-def _in_type(found: Affine, wider: bool, offsets: _Offsets) -> Encoded:
+def _in_type(weight: Affine, wider: bool, offsets: _Offsets) -> Encoded:
     """A layer in the type of its width; where wider, in the narrowest that holds it.
 
     Raises:
         LutlabError: there is none; the message names the nearest.
     """
-    enough = [kind for kind in holding(found) if kind.bits >= found.bits]
-    if enough and (wider or enough[0].bits == found.bits):
-        return exact(found, enough[0])
-    offset = WITH_OFFSET.get(found.bits)
-    rounds = offset and found.offset is not None and fills(found, offset)
-    if rounds and (found.levels is None or not wider):
-        return offsets.rounded(found, offset)
-    own = next((kind for kind in WITHOUT_OFFSET if kind.bits == found.bits), None)
-    if own is None:
-        why = f"GGUF has no type of {found.bits} bits"
-    elif not fills(found, own):
-        why = f"{own.name} has one scale for {own.group} neighbours, which these groups do not fill"
-    elif found.levels is None:
-        why = f"{own.name} has no float offset a group, which Q4_1 and Q5_1 alone have"
+    enough = [kind for kind in holding(weight) if kind.bits >= weight.bits]
+    if enough and (wider or enough[0].bits == weight.bits):
+        return exact(weight, enough[0])
+    rounding = WITH_OFFSET.get(weight.bits)
+    avoidable = wider and weight.levels is not None
+    if rounding and weight.offset is not None and fills(weight, rounding) and not avoidable:
+        return offsets.rounded(weight, rounding)
+    same = next((kind for kind in WITHOUT_OFFSET if kind.bits == weight.bits), None)
+    if same is None:
+        why = f"GGUF has no type of {weight.bits} bits"
+    elif not fills(weight, same):
+        why = (
+            f"{same.name} has one scale for {same.group} neighbours, which these groups do not fill"
+        )
+    elif weight.levels is None:
+        why = f"{same.name} has no float offset a group, which Q4_1 and Q5_1 alone have"
     else:
-        low, high = (int(one) for one in found.levels.aminmax())
-        why = f"{own.name} has no room for weights of {low} to {high} scales"
-    layer = f"q={found.bits} g={found.group_size} [N, K] = {list(found.codes.shape)}"
+        low, high = map(int, weight.levels.aminmax())
+        why = f"{same.name} has no room for weights of {low} to {high} scales"
+    layer = f"q={weight.bits} g={weight.group_size} [N, K] = {list(weight.codes.shape)}"
     if not enough:
         raise LutlabError(
             f"{layer}: {why}, nor does a wider type hold the same weights: quantize with a g that is a multiple of 32 "
@@ -173,26 +175,27 @@ class _Offsets:
     most: float = 0.0
     steps: float = 0.0
 
-    def rounded(self, found: Affine, kind: Type) -> Encoded:
+    def rounded(self, weight: Affine, kind: Type) -> Encoded:
         """A layer in a type with offsets.
 
         Raises:
             LutlabError: an offset is beyond float16.
         """
-        offset = found.offset.half()
+        assert weight.offset is not None  # as the caller looked
+        offset = weight.offset.half()
         if not torch.isfinite(offset).all():
             raise LutlabError(
-                f"{kind.name} has the offset of a group in float16, and {found.offset.abs().max():.3g} is "
+                f"{kind.name} has the offset of a group in float16, and {weight.offset.abs().max():.3g} is "
                 "beyond that: give export_gguf(…, wider=True), or keep this model with lutlab.save"
             )
-        change = (offset.double() - found.offset).abs()
+        change = (offset.double() - weight.offset).abs()
         self.layers += 1
         self.groups += change.numel()
         self.moved += int((change > 0).sum())
         self.most = max(self.most, float(change.max()))
-        steps = (change / found.scale.double().abs()).nan_to_num(0)
+        steps = (change / weight.scale.double().abs()).nan_to_num(0)
         self.steps = max(self.steps, float(steps.max()))
-        return encoded(found, kind, found.codes, found.scale, offset)
+        return encoded(weight, kind, weight.codes, weight.scale, offset)
 
     def report(self) -> None:
         """Say what was rounded, if anything was."""

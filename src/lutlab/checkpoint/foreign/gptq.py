@@ -24,15 +24,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.groups import Width, group_length
+from lutlab.base.groups import group_length
 from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase
 from lutlab.base.tensors import UniformTensor
-from lutlab.checkpoint.foreign.layout import Layout, Numbers, Shapes, Size, Tensors
+from lutlab.checkpoint.foreign.layout import Layout, Numbers, Shapes, Size, Tensors, Width
 from lutlab.checkpoint.saving import check_saved, original_of, save_as, uniform_of
 from lutlab.checkpoint.transformers import quantized_layers
 from lutlab.formats.code_words import WORD, pack_words, unpack_words
@@ -64,9 +64,9 @@ def export_gptq(
     uniform = {name: uniform_of(name, layer) for name, layer in layers.items()}
     widths = {(tensor.bits, tensor.group_size) for tensor in uniform.values()}
     if left or len(widths) > 1:
-        found = f"{left[0]} is not" if left else f"these have (q, g) = {sorted(widths)}"
+        cause = f"{left[0]} is not" if left else f"these have (q, g) = {sorted(widths)}"
         raise LutlabError(
-            f"{found}: a GPTQ checkpoint has one q and one g for all linear layers of the blocks; quantize them alike, "
+            f"{cause}: a GPTQ checkpoint has one q and one g for all linear layers of the blocks; quantize them alike, "
             "or use export_compressed_tensors"
         )
     ((q, g),) = widths
@@ -109,6 +109,7 @@ def pack(name: str, tensor: UniformTensor) -> dict[str, torch.Tensor]:
     if tensor.order is not None:
         order = tensor.order.long().cpu()
     place = torch.argsort(order)  # input channel k is column place[k]
+    assert tensor.zero_point is not None  # as uniform_of gives it
     return {
         "qweight": pack_words(codes[:, place], q).T,
         "qzeros": pack_words(tensor.zero_point.cpu().T, q),
@@ -130,9 +131,9 @@ class GPTQLayout(Layout):
         reordered: whether config.json says that groups are of reordered channels (desc_act).
     """
 
-    mark: ClassVar[str] = "qweight"
-    needed: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
-    others: ClassVar[tuple[str, ...]] = ("g_idx",)
+    mark = "qweight"
+    needed = ("qweight", "qzeros", "scales")
+    others = ("g_idx",)
 
     def __init__(
         self,
@@ -146,11 +147,11 @@ class GPTQLayout(Layout):
         self._zeros, self._symmetric, self._reordered = zeros, symmetric, reordered
 
     def bits_of(self, shapes: Shapes, size: Size) -> int:
-        """See Layout."""
+        """By the shapes of qweight and qzeros together."""
         return self._packing(shapes, size)[0]
 
     def unpack(self, tensors: Tensors, size: Size, width: Width) -> Numbers:
-        """See Layout."""
+        """Zero points by whoever wrote them, as the table above says; the order of channels by g_idx."""
         (rows, columns), (q, g), shapes = size, width, self.shapes_of(tensors)
         _, tens = self._packing(shapes, size)
         unpack = _unpack_tens if tens else unpack_words
@@ -180,17 +181,17 @@ class GPTQLayout(Layout):
     def _packing(self, shapes: Shapes, size: Size) -> tuple[int, bool]:
         """q, and whether 10 codes are in a word."""
         rows, columns = size
-        found = shapes["qweight"][0], shapes["qzeros"][1]
+        sizes = shapes["qweight"][0], shapes["qzeros"][1]
         fitting = [
-            (q, False) for q in BITS if found == (-(-columns * q // WORD), -(-rows * q // WORD))
+            (q, False) for q in BITS if sizes == (-(-columns * q // WORD), -(-rows * q // WORD))
         ]
-        if found == (-(-columns // TENS), -(-rows // TENS)):
+        if sizes == (-(-columns // TENS), -(-rows // TENS)):
             fitting.append((3, True))
         if len(fitting) > 1:
             fitting = [(q, tens) for q, tens in fitting if q in self.bits] or fitting
         if len(fitting) != 1:
             raise LutlabError(
-                f"qweight and qzeros of {found[0]} rows and {found[1]} columns for [N, K] = {[rows, columns]} are of "
+                f"qweight and qzeros of {sizes[0]} rows and {sizes[1]} columns for [N, K] = {[rows, columns]} are of "
                 f"{'several widths' if fitting else 'no width'} in the GPTQ layout ({', '.join(map(str, BITS))} bits; "
                 "GPTQModel's planar gptq_p is another): say `bits` in quantization_config, or write the checkpoint "
                 "with format gptq_v2"
@@ -291,15 +292,15 @@ def _layout(
     config: Mapping[str, Any], of_layers: Mapping[str, Any] | None, zeros: str
 ) -> GPTQLayout:
     """The layout of a config that some layers override."""
-    overrides = [one for one in (of_layers or {}).values() if isinstance(one, dict)]
+    overrides = [layer for layer in (of_layers or {}).values() if isinstance(layer, dict)]
     stated = bool(config.get("sym"))
-    symmetric = {stated, *(bool(one.get("sym", stated)) for one in overrides)}
+    symmetric = {stated, *(bool(layer.get("sym", stated)) for layer in overrides)}
     return GPTQLayout(
         zeros,
         _numbers("bits", config, *overrides),
         _numbers("group_size", config, *overrides),
         stated if len(symmetric) == 1 else None,
-        any(bool(one.get("desc_act")) for one in (config, *overrides)),
+        any(bool(layer.get("desc_act")) for layer in (config, *overrides)),
     )
 
 

@@ -22,7 +22,7 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.unread import unread
 
 Values = tuple[Any, ...] | None
-_NOTHING: Values = (None, False, "", [], {})
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 
 _GPTQ = (
     "quant_method", "method", "bits", "group_size", "sym", "desc_act", "checkpoint_format", "format", "dynamic", "meta",
@@ -39,7 +39,7 @@ _SEARCH = (  # of AutoRound's codes
     "quant_lm_head", "modules_in_block_to_quantize", "true_sequential", "damp_percent",
 )  # fmt: skip
 _FULL = (None, 16, 32)  # bits of activations that are not quantized
-_ACTIVATIONS: Mapping[str, Values] = {
+_ACTIVATIONS: dict[str, Values] = {
     "act_bits": _FULL, "act_data_type": None, "act_group_size": None, "act_sym": None, "act_dynamic": None,
     "data_type": ("int",),
 }  # fmt: skip
@@ -80,15 +80,7 @@ WEIGHTS_NEUTRAL: Mapping[str, Values] = {
 
 
 def check_keys(method: str, config: Mapping[str, Any]) -> None:
-    """Refuse a config with a key that may change the numbers and is not read.
-
-    Args:
-        method: quant_method, a key of READ.
-        config: quantization config of a checkpoint.
-
-    Raises:
-        LutlabError: there is such a key.
-    """
+    """Refuse a quantization config, of a method of READ, with a key that may change the numbers and is not read."""
     neutral = NEUTRAL["gptq" if method == "bpdq" else method]
     _refuse(f"the {method} checkpoint's config", unread(config, READ[method], neutral, _NOTHING))
     overrides = config.get("dynamic") if method in ("gptq", "bpdq") else config.get("extra_config")

@@ -6,19 +6,21 @@ A layout is made of a checkpoint's quantization config once, and reads layer by 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import ClassVar
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.groups import Width, check_group_size
+from lutlab.base.groups import check_group_size
 from lutlab.base.lazy import torch
 from lutlab.base.tensors import BCQTensor, UniformTensor
+from lutlab.models.files import Shards
 
-# Of one layer: suffix of a tensor -> its shape; the tensors; [N, K]; codes [N, K] uint8, scales and zero points [N, G],
-# or alpha [q, N, G] and offsets [N, G], and order ([K] int32 or None).
+# Of one layer: suffix of a tensor -> its shape; the tensors; [N, K]; (q, g); codes [N, K] uint8, scales and zero points
+# [N, G], or alpha [q, N, G] and offsets [N, G], and order ([K] int32 or None).
 Shapes = Mapping[str, tuple[int, ...]]
 Tensors = Mapping[str, "torch.Tensor"]
 Size = tuple[int, int]
+Width = tuple[int, int]
 Numbers = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor | None"]
 
 
@@ -38,7 +40,7 @@ class Layout(ABC):
     """
 
     mark: ClassVar[str]
-    needed: ClassVar[tuple[str, ...]]
+    needed: tuple[str, ...]
     others: ClassVar[tuple[str, ...]] = ()
     unread: ClassVar[tuple[str, ...]] = ()
     tensor: ClassVar[type] = UniformTensor
@@ -46,9 +48,9 @@ class Layout(ABC):
     def __init__(self, bits: Iterable[int] = (), sizes: Iterable[int] = ()) -> None:
         self.bits, self.sizes = tuple(dict.fromkeys(bits)), tuple(dict.fromkeys(sizes))
 
-    def held(self, layer: str, names: Container[str]) -> list[str]:
-        """Suffixes of a layer's tensors that are among the names of a checkpoint."""
-        return [suffix for suffix in (*self.needed, *self.others) if f"{layer}.{suffix}" in names]
+    def suffixes(self, layer: str, shards: Shards) -> list[str]:
+        """Suffixes of a layer's tensors that a checkpoint holds."""
+        return [suffix for suffix in (*self.needed, *self.others) if f"{layer}.{suffix}" in shards]
 
     def width(self, shapes: Shapes, rows: int, columns: int) -> Width:
         """(q, g) of a layer [N, K] by the shapes of its tensors.
@@ -93,13 +95,13 @@ class Layout(ABC):
     @staticmethod
     def shaped(tensors: Tensors, name: str, *shape: int) -> torch.Tensor:
         """The tensor `name` of a layer. Raises LutlabError: it is of another shape."""
-        found = tensors[name]
-        if tuple(found.shape) != shape:
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape:
             raise LutlabError(
-                f"{name} is {list(found.shape)} instead of {list(shape)}: the checkpoint is damaged, or belongs to "
+                f"{name} is {list(tensor.shape)} instead of {list(shape)}: the checkpoint is damaged, or belongs to "
                 "another config"
             )
-        return found
+        return tensor
 
     @staticmethod
     def words(tensors: Tensors, name: str) -> torch.Tensor:
@@ -121,6 +123,16 @@ class Layout(ABC):
             )
         return tensors[name]
 
+    @staticmethod
+    def check_symmetric(zero: torch.Tensor, q: int, stated: str) -> None:
+        """Refuse zero points other than 2^(q-1), where `stated` says in config.json's words that there are none."""
+        if not bool((zero == 2 ** (q - 1)).all()):
+            raise LutlabError(
+                f"config.json says that weights are symmetric ({stated}), and the file's zero points are from "
+                f"{int(zero.min())} to {int(zero.max())} instead of {2 ** (q - 1)}: the two belong to different "
+                "models; correct config.json if the file is right"
+            )
+
 
 def group_size(columns: int, groups: int, stated: Collection[int]) -> int:
     """Group size of K columns in G groups: -1 for one group, else of the sizes that the config states, else K / G.
@@ -139,22 +151,3 @@ def group_size(columns: int, groups: int, stated: Collection[int]) -> int:
             f"({', '.join(map(str, stated)) or 'none'}): the two belong to different models"
         )
     return check_group_size(columns // groups)
-
-
-def check_symmetric(zero: torch.Tensor, q: int, stated: str) -> None:
-    """Refuse zero points other than 2^(q-1).
-
-    Args:
-        zero: zero points of a layer.
-        q: bits of its codes.
-        stated: words of config.json by which its weights are symmetric.
-
-    Raises:
-        LutlabError: there are others.
-    """
-    if not bool((zero == 2 ** (q - 1)).all()):
-        raise LutlabError(
-            f"config.json says that weights are symmetric ({stated}), and the file's zero points are from "
-            f"{int(zero.min())} to {int(zero.max())} instead of {2 ** (q - 1)}: the two belong to different models; "
-            "correct config.json if the file is right"
-        )

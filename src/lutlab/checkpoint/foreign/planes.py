@@ -30,13 +30,12 @@ NAVER's repository, github.com/stevehenny/anybcq, 8eaac90 (AnyBCQLinear.py, pack
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, TypeGuard
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.groups import Width
 from lutlab.base.lazy import torch
 from lutlab.base.tensors import BCQTensor
-from lutlab.checkpoint.foreign.layout import Layout, Numbers, Shapes, Size, Tensors
+from lutlab.checkpoint.foreign.layout import Layout, Numbers, Shapes, Size, Tensors, Width
 from lutlab.formats.code_words import WORD, unpack_words
 from lutlab.models.files import check_finite
 
@@ -46,12 +45,12 @@ MOST = 8  # planes of a weight
 class BPDQLayout(Layout):
     """Layout of one checkpoint of BPDQ."""
 
-    mark: ClassVar[str] = "B"
-    needed: ClassVar[tuple[str, ...]] = ("B", "c")
-    tensor: ClassVar[type] = BCQTensor
+    mark = "B"
+    needed = ("B", "c")
+    tensor = BCQTensor
 
     def bits_of(self, shapes: Shapes, size: Size) -> int:
-        """See Layout."""
+        """The number of planes in B, one of those that the config states."""
         rows, columns = size
         q = shapes["B"][1] if len(shapes["B"]) == 3 else 0
         stated = self.bits or range(1, MOST + 1)
@@ -65,11 +64,11 @@ class BPDQLayout(Layout):
         return q
 
     def groups(self, shapes: Shapes) -> int:
-        """See Layout."""
+        """By c, which has the coefficients."""
         return shapes["c"][0]
 
     def unpack(self, tensors: Tensors, size: Size, width: Width) -> Numbers:
-        """See Layout."""
+        """As codes of {-1, +1}, whose alpha is half of that of {0, 1}, the other half in the offset."""
         c = _exact(self.floats(tensors, "c"), "c").permute(1, 2, 0)
         alpha = c[:-1] / 2
         offset = c[-1] + alpha.sum(0)
@@ -84,12 +83,12 @@ class AnyBCQLayout(Layout):
         q: precision that is read.
     """
 
-    mark: ClassVar[str] = "qweight"
-    unread: ClassVar[tuple[str, ...]] = (
+    mark = "qweight"
+    unread = (
         "q_bias",
         *(f"{name}_{p}" for name in ("alpha", "beta") for p in range(1, MOST + 1)),
     )
-    tensor: ClassVar[type] = BCQTensor
+    tensor = BCQTensor
 
     def __init__(self, q: int, sizes: tuple[int, ...] = ()) -> None:
         super().__init__((q,), sizes)
@@ -97,7 +96,7 @@ class AnyBCQLayout(Layout):
         self.needed = (self.mark, self._alpha, self._beta)
 
     def bits_of(self, shapes: Shapes, size: Size) -> int:
-        """See Layout."""
+        """The precision that is read, of which there must be as many planes and alphas."""
         (rows, columns), q, alpha = size, self._q, shapes[self._alpha]
         planes = shapes[self.mark][1] if len(shapes[self.mark]) == 3 else 0
         fits = shapes[self.mark] == (columns // WORD, planes, rows) and columns % WORD == 0
@@ -110,11 +109,11 @@ class AnyBCQLayout(Layout):
         return q
 
     def groups(self, shapes: Shapes) -> int:
-        """See Layout."""
+        """By the alpha of the precision that is read."""
         return shapes[self._alpha][0]
 
     def unpack(self, tensors: Tensors, size: Size, width: Width) -> Numbers:
-        """See Layout."""
+        """The first q planes, with the alpha and beta of that precision."""
         self.shaped(tensors, self._beta, len(tensors[self._alpha]), size[0])
         alpha = _exact(self.floats(tensors, self._alpha), self._alpha).permute(1, 2, 0)
         beta = _exact(self.floats(tensors, self._beta), self._beta).T
@@ -182,7 +181,7 @@ def anybcq_layout(config: Mapping[str, Any]) -> AnyBCQLayout:
     return AnyBCQLayout(parent, tuple(_sizes(config)))
 
 
-def _is_width(stated: Any) -> bool:
+def _is_width(stated: Any) -> TypeGuard[int]:
     return isinstance(stated, int) and not isinstance(stated, bool) and 1 <= stated <= MOST
 
 

@@ -28,8 +28,9 @@ from lutlab.checkpoint.foreign.layout import Layout
 from lutlab.checkpoint.foreign.planes import anybcq_layout, bpdq_layout
 from lutlab.checkpoint.transformers import declare
 from lutlab.formats import pack
-from lutlab.models.families import family_of, weight_of
+from lutlab.models.families import family_of, size_of, weight_of
 from lutlab.models.files import Shards
+from lutlab.models.resident import placed
 from lutlab.models.streamed import assign, check_tied, finish, skeleton
 from lutlab.modules import QuantLinear
 
@@ -102,7 +103,7 @@ def load_foreign(
     shards = Shards(folder, model.base_model_prefix)
     layout, names = layout_in(folder, quantization, sizes, shards)
     tied = model.all_tied_weights_keys
-    held, buffers = [], set()
+    claimed, buffers = [], set()
     for name in names:
         if f"{name}.weight" in tied:
             raise LutlabError(
@@ -113,14 +114,14 @@ def load_foreign(
         packed = pack(_read(folder, name, sizes[name], layout, shards))
         model.set_submodule(name, QuantLinear(packed, _bias(name, module, shards)))
         suffixes = (*layout.needed, *layout.others, *layout.unread, "bias")
-        held += [f"{name}.{suffix}" for suffix in suffixes]
+        claimed += [f"{name}.{suffix}" for suffix in suffixes]
         buffers |= {f"{name}.{buffer}" for buffer in packed.buffers}
     rest = {n: t for n, t in model.state_dict().items() if n not in tied and n not in buffers}
-    shards.check([*rest, *(n for n in held if n in shards)], family_of(config).blocks)
+    shards.check([*rest, *(n for n in claimed if n in shards)], family_of(config).blocks)
     check_tied(folder, model, shards)
     assign(model, "", shards.read(rest, dtype, "cpu"))
     declare(model)  # so that model.save_pretrained writes what lutlab.save does
-    return finish(model, "cpu").to(device).eval()
+    return placed(finish(model, "cpu"), device)
 
 
 def _sizes(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
@@ -128,7 +129,7 @@ def _sizes(model: PreTrainedModel) -> dict[str, tuple[int, int]]:
     from transformers.pytorch_utils import Conv1D
 
     return {
-        name: tuple(weight_of(module).shape)
+        name: size_of(module)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
     }
@@ -173,8 +174,8 @@ def width_in(
     Raises:
         LutlabError: a tensor is missing, or they are of no width that the layout has; the message names the layer.
     """
-    held = _held(folder, name, layout, shards)
-    shapes = {suffix: shards.shape(f"{name}.{suffix}") for suffix in held}
+    suffixes = _suffixes(folder, name, layout, shards)
+    shapes = {suffix: shards.shape(f"{name}.{suffix}") for suffix in suffixes}
     with _naming(folder, name):
         return layout.width(shapes, *size)
 
@@ -183,22 +184,22 @@ def _read(
     folder: Path, name: str, size: tuple[int, int], layout: Layout, shards: Shards
 ) -> UniformTensor | BCQTensor:
     """The weight of a layer, out of the files; errors as of width_in."""
-    held = _held(folder, name, layout, shards)
-    tensors = {suffix: shards.as_stored(f"{name}.{suffix}") for suffix in held}
+    suffixes = _suffixes(folder, name, layout, shards)
+    tensors = {suffix: shards.as_stored(f"{name}.{suffix}") for suffix in suffixes}
     with _naming(folder, name):
         return layout.read(tensors, *size)
 
 
-def _held(folder: Path, name: str, layout: Layout, shards: Shards) -> list[str]:
+def _suffixes(folder: Path, name: str, layout: Layout, shards: Shards) -> list[str]:
     """Suffixes of the tensors of a layer. Raises LutlabError: one that the layout needs is missing."""
-    held = layout.held(name, shards)
-    lacking = [suffix for suffix in layout.needed if suffix not in held]
+    suffixes = layout.suffixes(name, shards)
+    lacking = [suffix for suffix in layout.needed if suffix not in suffixes]
     if lacking:
         raise LutlabError(
             f"{folder} lacks {name}.{lacking[0]} beside {name}.{layout.mark}: files are incomplete, or of another "
             "layout than config.json names; copy the folder again"
         )
-    return held
+    return suffixes
 
 
 @contextmanager
@@ -218,4 +219,5 @@ def _bias(name: str, module: nn.Module, shards: Shards) -> torch.Tensor | None:
         key = f"{name}.bias"
         if key not in shards or not shards.as_stored(key).any():
             return None
-    return torch.empty(len(weight_of(module)), dtype=module.weight.dtype, device="meta")
+    weight = weight_of(module)
+    return torch.empty(len(weight), dtype=weight.dtype, device="meta")

@@ -59,14 +59,14 @@ class Products:
         matrices = [
             ggml["new_tensor_2d"](weights, number, columns, rows) for _ in range(self.copies)
         ]
-        given = ggml["new_tensor_2d"](rest, _F32, columns, m)
-        self.results = [ggml["mul_mat"](rest, matrix, given) for matrix in matrices]
+        inputs = ggml["new_tensor_2d"](rest, _F32, columns, m)
+        self.results = [ggml["mul_mat"](rest, matrix, inputs) for matrix in matrices]
         self.graphs = [self._graph(rest, result) for result in self.results]
         self._allocate(weights, self._buffer_type(matrices[0], self.results[0]))
         self._allocate(rest, ggml["backend_cpu_buffer_type"]())
         for matrix in matrices:
             ggml["backend_tensor_set"](matrix, words.ctypes.data, 0, words.nbytes)
-        ggml["backend_tensor_set"](given, x.ctypes.data, 0, x.nbytes)
+        ggml["backend_tensor_set"](inputs, x.ctypes.data, 0, x.nbytes)
         self.error = self._error(expected)
 
     def _matrix(
@@ -130,7 +130,7 @@ class Products:
 
 @register("peer", "llama_cpp")
 class LlamaCpp(MultipliesOnCPU):
-    """See the top of this file."""
+    """llama.cpp's product on a CPU."""
 
     modules = ggml.MODULES
     install = ggml.INSTALL
@@ -139,14 +139,14 @@ class LlamaCpp(MultipliesOnCPU):
     def cpu_products(
         cls, shape: tuple[int, int], m: int, g: int, threads: int, copies: Callable[[int], int]
     ) -> list[Product]:
-        """See MultipliesOnCPU: formats of about 4, 3 and 2 bits, in the buffers that llama.cpp itself takes."""
-        found = []
+        """Those of formats of about 4, 3 and 2 bits, in the buffers that llama.cpp itself takes."""
+        products = []
         for kind in TYPES:
-            one = Products(kind, shape, m, threads, copies)
+            made = Products(kind, shape, m, threads, copies)
             name = f"llama-cpp-python {cls.version()} {kind}"
-            name += " repacked" if "REPACK" in one.buffer else ""
+            name += " repacked" if "REPACK" in made.buffer else ""
             product = Product(
-                name, one.bytes, one.copies, one.run, error=one.error, activations="int8"
+                name, made.bytes, made.copies, made.run, error=made.error, activations="int8"
             )
-            found.append(checked(product, 0.05))
-        return found
+            products.append(checked(product, 0.05))
+        return products

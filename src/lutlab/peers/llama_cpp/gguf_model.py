@@ -26,6 +26,7 @@ from lutlab.base.tensors import BCQTensor, BlocksTensor, UniformTensor
 from lutlab.gguf.file import FLOATS, Encoded, as_floats, check_llama
 from lutlab.gguf.names import halves, interleaved, parts
 from lutlab.gguf.packing import affine, exact, holding
+from lutlab.models.families import weight_of
 
 # Type -> bits a weight as stored, scales included (ggml-common.h); narrowest first.
 BITS = {
@@ -53,9 +54,9 @@ def check_inputs(model: PreTrainedModel, linear: str, head: str) -> None:
     """Raises LutlabError: a model that is not written, or a matrix whose inputs are no multiple of its type's block."""
     check_llama(model)
     config = model.config
-    wanted = [("linear layers", linear, config.hidden_size), ("head", head, config.hidden_size)]
-    wanted.append(("mlp.down_proj", linear, config.intermediate_size))
-    for what, kind, inputs in wanted:
+    matrices = [("linear layers", linear, config.hidden_size), ("head", head, config.hidden_size)]
+    matrices.append(("mlp.down_proj", linear, config.intermediate_size))
+    for what, kind, inputs in matrices:
         if inputs % block_of(kind):
             raise LutlabError(
                 f"{kind} has blocks of {block_of(kind)} weights, and the {what} of this model have {inputs} inputs, no "
@@ -66,16 +67,16 @@ def check_inputs(model: PreTrainedModel, linear: str, head: str) -> None:
 def encode(model: PreTrainedModel, linear: str, head: str, threads: int) -> dict[str, Encoded]:
     """Every tensor of a LLaMA model by GGUF's name, linear layers and head in types of BITS; raises as check_inputs."""
     check_inputs(model, linear, head)
-    found = {}
+    encoded = {}
     for name, _, module, heads in parts(model):
         if name.endswith("norm.weight") or name == "token_embd.weight":
-            found[name] = as_floats(module.weight)
+            encoded[name] = as_floats(weight_of(module))
             continue
         kind = head if name == "output.weight" else linear
-        found[name] = _as_it_is(module, heads, kind) or Encoded(
+        encoded[name] = _as_it_is(module, heads, kind) or Encoded(
             _encoded(_weight_of(module, heads).numpy(), kind, threads), kind
         )
-    return found
+    return encoded
 
 
 def _as_it_is(module: torch.nn.Module, heads: int | None, kind: str) -> Encoded | None:
@@ -91,9 +92,9 @@ def _as_it_is(module: torch.nn.Module, heads: int | None, kind: str) -> Encoded 
         return None
     with contextlib.suppress(LutlabError):  # it has no float16 scales of neighbours
         weight = affine(tensor, heads)
-        return next(
-            (exact(weight, one) for one in holding(weight) if one.name.lower() == kind), None
-        )
+        for exact_kind in holding(weight):
+            if exact_kind.name.lower() == kind:
+                return exact(weight, exact_kind)
     return None
 
 
@@ -126,7 +127,8 @@ def _weight_of(module: torch.nn.Module, heads: int | None) -> torch.Tensor:
     """[N, K] or [N] float32, a quantized layer's dequantized."""
     from lutlab.modules import QuantLinear
 
-    weight = module.packed.dequantize() if isinstance(module, QuantLinear) else module.weight
+    packed = module.packed if isinstance(module, QuantLinear) else None
+    weight = packed.dequantize() if packed else weight_of(module)
     weight = weight.detach().float().cpu().contiguous()
     return weight if heads is None else interleaved(weight, heads)
 
@@ -154,15 +156,15 @@ class Decoder:
 
         # its own set_verbose(False) takes ggml's warnings for errors and shows them
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)
-        kept = int(gguf.GGMLQuantizationType[cache.upper()])
+        cached = int(gguf.GGMLQuantizationType[cache.upper()])
         try:
             self.llama = llama_cpp.Llama(
                 str(path),
                 n_ctx=length,
                 n_threads=threads,
                 n_threads_batch=threads,
-                type_k=kept,
-                type_v=kept,
+                type_k=cached,
+                type_v=cached,
                 flash_attn=flash,
                 verbose=False,
             )
