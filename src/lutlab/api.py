@@ -185,9 +185,9 @@ def quantize(
         check_tunable(quantizer, tuning)
     if budget is None:
         _check_width(quantizer, q, g)
-    own = _checked_widths(layers, quantizer)
+    of_layers = _checked_widths(layers, quantizer)
     skip = arguments.strings("skip", skip, 'patterns of layer names, as ["*.fc2"]')
-    if own and budget is not None:
+    if of_layers and budget is not None:
         raise LutlabError("budget chooses the widths of all layers: drop layers or the budget")
     candidates = _checked_candidates(budget, candidates, quantizer)
     looks = budget is not None or tuning is not None or isinstance(quantizer, Calibrated)
@@ -212,7 +212,7 @@ def quantize(
             *(model, quantizer, q, g, calibration),
             labelled=labelled,
             skip=skip,
-            layers=own,
+            layers=of_layers,
             budget=budget,
             candidates=candidates,
             tuning=tuning,
@@ -234,8 +234,8 @@ def _check_options(method: str, options: Mapping[str, Any], arguments: Sequence[
     known = [field.name for field in dataclasses.fields(registry.lookup("method", method))]
     for option in sorted(options.keys() - known):
         meant = OTHER_NAMES.get(option)
-        said = f"it is {meant} here" if meant else nearest(option, [*known, *arguments])
-        raise LutlabError(f"method '{method}' has no parameter '{option}': {said}")
+        cure = f"it is {meant} here" if meant else nearest(option, [*known, *arguments])
+        raise LutlabError(f"method '{method}' has no parameter '{option}': {cure}")
 
 
 def _check_width(quantizer: Method, q: Bits, g: int) -> None:
@@ -246,13 +246,15 @@ def _check_width(quantizer: Method, q: Bits, g: int) -> None:
     arguments.instance("g", g, int, "the weights of a group, as 128")
 
 
-def _checked_widths(given: Mapping[str, Width] | None, quantizer: Method) -> tuple[LayerWidth, ...]:
-    """Check the argument `layers`."""
-    given = {} if given is None else given
+def _checked_widths(
+    layers: Mapping[str, Width] | None, quantizer: Method
+) -> tuple[LayerWidth, ...]:
+    """The argument `layers`, in its order; none where it is None."""
+    layers = {} if layers is None else layers
     expected = 'a mapping of patterns of layer names, as {"*.fc1": (4, 16)}'
-    for pattern in arguments.instance("layers", given, Mapping, expected):
+    for pattern in arguments.instance("layers", layers, Mapping, expected):
         arguments.text("layers, a name of it,", pattern, expected)
-    return layer_widths(given, quantizer)
+    return layer_widths(layers, quantizer)
 
 
 def _checked_candidates(
@@ -270,12 +272,12 @@ def _checked_candidates(
         if not isinstance(width, list | tuple) or len(width) != 2:
             raise LutlabError(f"candidates holds {width!r}: give {expected}")
         quantizer.check_width(*width)
-    return [tuple(width) for width in candidates]
+    return [(q, g) for q, g in candidates]
 
 
-def _default_calibration(model: PreTrainedModel) -> torch.Tensor:
+def _default_calibration(model: PreTrainedModel) -> Windows:
     """Calibration windows of Python's documentation, for a model that is given none."""
-    task, source = task_of(model), model.name_or_path
+    task, source = task_of(model), model.name_or_path or ""
     if task == "sequence_classification":
         raise LutlabError(
             "a classifier is calibrated on texts of its task: give calibration=tokenizer(firsts, seconds, "

@@ -113,7 +113,7 @@ def _tuned(
     model: PreTrainedModel,
     quantizer: Method,
     chosen: Mapping[str, Width | None],
-    samples: Windows | Labelled,
+    samples: Windows | Labelled | None,
     tuning: Tuning,
     seen: StatsStore | None,
     folders: Folders,

@@ -60,7 +60,7 @@ def test_hidden_states_are_those_of_the_whole_model(name, attention):
     inputs = capture(model, windows)
     assert [len(batch) for batch in inputs.hidden] == [2, 2, 2]
     for block, outputs in zip(decoder_blocks(model), expected, strict=True):
-        inputs, stats = advance(block, inputs)
+        stats = advance(block, inputs)
         assert not stats
         assert all(map(torch.equal, inputs.hidden, outputs))
 
@@ -76,7 +76,7 @@ def test_the_future_is_masked(name):
     for ids in (windows, changed):
         inputs = capture(model, ids)
         for block in decoder_blocks(model):
-            inputs, _ = advance(block, inputs)
+            advance(block, inputs)
         outputs.append(torch.cat(inputs.hidden))
     assert torch.equal(outputs[0][:, :-1], outputs[1][:, :-1])
     assert not torch.equal(outputs[0][:, -1], outputs[1][:, -1])
@@ -90,7 +90,7 @@ def test_statistics_are_the_means_over_all_tokens(name):
     family, inputs = family_of(model.config), capture(model, windows)
     for index, block in enumerate(decoder_blocks(model)):
         early = observe(block, inputs, family.inputs)
-        inputs, stats = advance(block, inputs, family.inputs)
+        stats = advance(block, inputs, family.inputs)
         assert list(stats) == list(early) == list(family.inputs)
         for shared, found in stats.items():
             for layer in shared.layers:
@@ -156,7 +156,7 @@ def test_batches_are_equal_whatever_the_number_of_windows(samples):
     inputs = capture(model, windows)
     assert len({len(batch) for batch in inputs.hidden}) == 1
     for block in decoder_blocks(model):
-        inputs, _ = advance(block, inputs)
+        advance(block, inputs)
     expected, _ = whole_model(model, windows, len(inputs.hidden[0]))
     assert torch.equal(torch.cat(inputs.hidden), torch.cat(expected[-1]))
 
@@ -168,7 +168,8 @@ def test_activations_that_are_no_numbers_are_refused(bad):
     block = decoder_blocks(model)[1]
     block.self_attn_layer_norm.bias[3] = bad
     family = family_of(model.config)
-    inputs, _ = advance(decoder_blocks(model)[0], capture(model, token_ids(1, SEQLEN)))
+    inputs = capture(model, token_ids(1, SEQLEN))
+    advance(decoder_blocks(model)[0], inputs)
     with pytest.raises(LutlabError, match=r"inputs of self_attn\.q_proj are inf or nan"):
         observe(block, inputs, family.inputs)
     assert not block.get_submodule("self_attn.q_proj")._forward_pre_hooks
@@ -216,5 +217,5 @@ def test_padding_on_either_side_counts_for_nothing(name, side):
 def second_block(model, windows):
     """Statistics of the inputs of the second block's linear layers."""
     blocks, inputs = decoder_blocks(model), capture(model, windows)
-    inputs, _ = advance(blocks[0], inputs)
+    advance(blocks[0], inputs)
     return observe(blocks[1], inputs, family_of(model.config).inputs)

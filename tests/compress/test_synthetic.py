@@ -98,13 +98,13 @@ def test_numbers_follow_from_the_seed_and_the_name_alone():
     cut = synthetic(config, "bcq", 3, 16, layers=1).state_dict()
     assert all(torch.equal(first.state_dict()[name], value) for name, value in cut.items())
     assert config.num_hidden_layers == 2  # the caller's own is left alone
-    names = [Bits(0, name).of(torch.int64, 4).tolist() for name in ("a", "b")]
+    names = [Bits(0, name).integers(torch.int64, 4).tolist() for name in ("a", "b")]
     assert names[0] != names[1]
 
 
 def test_a_weight_that_was_drawn_before_is_the_same_for_ever():
     """By numpy's word, SFC64 keeps its stream; records of speeds and their checks rest on it."""
-    found = Bits(0, "model.layers.0.mlp.up_proj").of(torch.int16, 4).tolist()
+    found = Bits(0, "model.layers.0.mlp.up_proj").integers(torch.int16, 4).tolist()
     assert found == [-3823, 4892, -10994, -12968]
 
 

@@ -9,8 +9,8 @@ are padded, each batch has its own arguments, the attention mask among them, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +99,8 @@ def capture(model: PreTrainedModel, windows: Windows) -> BlockInputs:
             f"take calibration.seqlen={limit} or less"
         )
     # equal batches, so that the arguments of one serve all where nothing is padded
-    wanted = max(1, BATCH_TOKENS // seqlen)
-    size = max(n for n in range(1, min(wanted, samples) + 1) if samples % n == 0)
+    most = min(max(1, BATCH_TOKENS // seqlen), samples)
+    size = max(n for n in range(1, most + 1) if samples % n == 0)
     hidden: list[torch.Tensor] = []
     calls: list[Call] = []
 
@@ -131,51 +131,52 @@ def observe(
     Raises:
         LutlabError: an activation is inf or nan.
     """
-    sums, of = Sums(), {one.layers[0]: one for one in shared}
-    for index in range(len(inputs.hidden)):
-        _pass(block, inputs, index, [*of], lambda path, x: sums.add(of[path], x), stop=True)
+    sums, by_path = Sums(), {shared_input.layers[0]: shared_input for shared_input in shared}
+    for index, tokens in enumerate(inputs.tokens):
+        with _watched(block, tokens, [*by_path], lambda p, x: sums.add(by_path[p], x), stop=True):
+            inputs.run(block, index)
     return sums.stats()
 
 
 def advance(
     block: nn.Module, inputs: BlockInputs, shared: Sequence[SharedInput] = ()
-) -> tuple[BlockInputs, dict[SharedInput, CalibStats]]:
-    """Inputs of the next block, and statistics of `shared` on the way. The hidden states are overwritten.
+) -> dict[SharedInput, CalibStats]:
+    """Overwrite the inputs of a block by those of the next one; returns statistics of `shared` on the way.
 
     Raises:
         LutlabError: an activation is inf or nan.
     """
-    sums, of = Sums(), {one.layers[0]: one for one in shared}
-    for index in range(len(inputs.hidden)):
-        inputs.hidden[index] = _pass(
-            block, inputs, index, [*of], lambda path, x: sums.add(of[path], x), stop=False
-        )
-    return inputs, sums.stats()
+    sums, by_path = Sums(), {shared_input.layers[0]: shared_input for shared_input in shared}
+    for index, tokens in enumerate(inputs.tokens):
+        with _watched(block, tokens, [*by_path], lambda p, x: sums.add(by_path[p], x), stop=False):
+            inputs.hidden[index] = inputs.run(block, index)
+    return sums.stats()
 
 
 def read(
     block: nn.Module, inputs: BlockInputs, index: int, paths: Sequence[str]
 ) -> dict[str, torch.Tensor]:
     """Inputs of modules of a block in one batch, by path: [m, K] float32 without padding. The pass ends at the last."""
-    found: dict[str, torch.Tensor] = {}
-    _pass(block, inputs, index, paths, found.__setitem__, stop=True)
-    return found
+    by_path: dict[str, torch.Tensor] = {}
+    with _watched(block, inputs.tokens[index], paths, by_path.__setitem__, stop=True):
+        inputs.run(block, index)
+    return by_path
 
 
-def _pass(
+@contextmanager
+def _watched(
     block: nn.Module,
-    inputs: BlockInputs,
-    index: int,
+    tokens: torch.Tensor | None,
     paths: Sequence[str],
     see: Callable[[str, torch.Tensor], None],
     *,
     stop: bool,
-) -> torch.Tensor | None:
-    """One batch through a block, with see(path, x [m, K]) in front of some modules; `stop` ends it at the last one."""
+) -> Iterator[None]:
+    """Inside, see(path, x [m, K]) is called in front of some modules; `stop` ends the block's pass at the last one."""
 
     def watch(path: str) -> Any:
         def hook(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            see(path, rows(args[0], inputs.tokens[index]))
+            see(path, rows(args[0], tokens))
             if stop and path == paths[-1]:
                 raise _Stop
 
@@ -184,7 +185,7 @@ def _pass(
     hooks = [watch(path) for path in paths]
     try:
         with suppress(_Stop):
-            return inputs.run(block, index)
+            yield
     finally:
         for hook in hooks:
             hook.remove()
@@ -214,22 +215,22 @@ class Sums:
     """Running sums over the inputs X of each shared input: X^T X, |X| and their number."""
 
     def __init__(self) -> None:
-        self._of: dict[SharedInput, tuple[torch.Tensor, torch.Tensor, int]] = {}
+        self._sums: dict[SharedInput, tuple[torch.Tensor, torch.Tensor, int]] = {}
 
     def add(self, shared: SharedInput, x: torch.Tensor) -> None:
         """Add the inputs x [m, K] float32 of one batch."""
-        if shared not in self._of:
+        if shared not in self._sums:
             channels = x.shape[1]
-            self._of[shared] = x.new_zeros(channels, channels), x.new_zeros(channels), 0
-        hessian, absolute, count = self._of[shared]
+            self._sums[shared] = x.new_zeros(channels, channels), x.new_zeros(channels), 0
+        hessian, absolute, count = self._sums[shared]
         hessian.addmm_(x.T, x)
         absolute += x.abs().sum(0)
-        self._of[shared] = hessian, absolute, count + len(x)
+        self._sums[shared] = hessian, absolute, count + len(x)
 
     def stats(self) -> dict[SharedInput, CalibStats]:
         """Statistics of each shared input, means over its tokens."""
-        found = {}
-        for shared, (hessian, absolute, tokens) in self._of.items():
+        stats = {}
+        for shared, (hessian, absolute, tokens) in self._sums.items():
             if not torch.isfinite(hessian).all():
                 raise LutlabError(
                     f"calibration: the inputs of {shared.layers[0]} are inf or nan (or their squares overflow "
@@ -240,5 +241,5 @@ class Sums:
                     f"calibration: the inputs of {shared.layers[0]} are so small that their squares leave float32: "
                     "multiply the weights that make them"
                 )
-            found[shared] = CalibStats(hessian.div_(tokens), absolute.div_(tokens), tokens)
-        return found
+            stats[shared] = CalibStats(hessian.div_(tokens), absolute.div_(tokens), tokens)
+        return stats

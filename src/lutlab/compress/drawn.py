@@ -44,7 +44,7 @@ class Bits:
         # Of numpy's generators one whose stream stays as it is.
         self._generator = np.random.SFC64(np.random.SeedSequence(int.from_bytes(key, "little")))
 
-    def of(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    def integers(self, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         """A tensor of integers, all bits random."""
         size = math.prod(shape) * dtype.itemsize
         octets = self._generator.random_raw(-(-size // 8)).view("uint8")[:size]
@@ -52,11 +52,11 @@ class Bits:
 
     def coins(self, *shape: int) -> torch.Tensor:
         """Random numbers 0 or 1, uint8."""
-        return self.of(torch.uint8, *shape) & 1
+        return self.integers(torch.uint8, *shape) & 1
 
     def factors(self, *shape: int) -> torch.Tensor:
         """Float32 between 1/2 and 3/2, of 256 values."""
-        return self.of(torch.uint8, *shape).float().add_(0.5).div_(256).add_(0.5)
+        return self.integers(torch.uint8, *shape).float().add_(0.5).div_(256).add_(0.5)
 
 
 def drawn(
@@ -96,9 +96,10 @@ def _uniform(
     empty: PackedUniform, deviation: float, bits: Bits, device: torch.device | str
 ) -> PackedUniform:
     q, (_, columns), shape = empty.bits, empty.shape, tuple(empty.scale.shape)
-    codes = _without_padding(bits.of(torch.int32, *empty.qweight.shape), columns * q)
+    codes = _without_padding(bits.integers(torch.int32, *empty.qweight.shape), columns * q)
     scale = bits.factors(*shape).mul_(uniform_step(q, deviation)).to(empty.scale.dtype)
     zero = (2 ** (q - 1) - bits.coins(*shape)).to(torch.int16)
+    assert empty.qzero is not None  # no method gives uniform codes offsets
     if empty.qzero.dtype == torch.int32:
         zero = pack_stream(zero, q)
     order = None if empty.order is None else _order(bits, columns)
@@ -108,7 +109,7 @@ def _uniform(
 
 def _bcq(empty: PackedBCQ, deviation: float, bits: Bits, device: torch.device | str) -> PackedBCQ:
     q, (_, columns) = empty.bits, empty.shape
-    planes = _without_padding(bits.of(torch.int32, *empty.planes.shape), columns)
+    planes = _without_padding(bits.integers(torch.int32, *empty.planes.shape), columns)
     least = (4**q - 1) / 3 + (empty.offset is not None)  # mean square of the weights at a = 1
     unit = deviation / math.sqrt(least * SPREAD)
     powers = unit * 2.0 ** torch.arange(q - 1, -1, -1).view(-1, 1, 1)
@@ -135,7 +136,7 @@ def dense(
     out = torch.empty(shape, dtype=torch.float16, device=device)
     step, rows = deviation * math.sqrt(3) / 2**15, max(1, CHUNK_WEIGHTS // math.prod(shape[1:]))
     for some in out.split(rows):  # float32 of a few rows at a time
-        some.copy_(bits.of(torch.int16, *some.shape).to(device).float().mul_(step))
+        some.copy_(bits.integers(torch.int16, *some.shape).to(device).float().mul_(step))
     return out
 
 
@@ -148,7 +149,7 @@ def _without_padding(words: torch.Tensor, used: int) -> torch.Tensor:
 
 def _order(bits: Bits, columns: int) -> torch.Tensor:
     """A permutation [K] int32."""
-    return bits.of(torch.int64, columns).argsort(stable=True).int()
+    return bits.integers(torch.int64, columns).argsort(stable=True).int()
 
 
 # ---- mixed groups ----
@@ -166,27 +167,30 @@ def _mixed(
     zero = (middle - bits.coins(rows, len(widths))).mul_(second)
     code, mean_square = _scale_codes(empty, widths, second, bits, rows)
     step = torch.tensor([uniform_step(int(w), deviation) for w in widths]) / mean_square.sqrt()
-    held = {
+    parts = {
         "scale_code": code,
         "scale_zero": (second * _SECOND_ZERO).to(torch.uint8).expand(bands, -1).contiguous(),
         "scale_step": (bits.factors(bands, len(widths)) * step * second).half(),
     }
     if by_row:
-        held["row_scale"] = (bits.factors(rows) * uniform_step(4, deviation)).half()
-        held["row_zero"] = 8 - bits.coins(rows)
+        parts["row_scale"] = (bits.factors(rows) * uniform_step(4, deviation)).half()
+        parts["row_zero"] = 8 - bits.coins(rows)
     of_column = torch.arange(columns) // empty.group_size
-    codes = bits.of(torch.uint8, rows, columns)
+    codes = bits.integers(torch.uint8, rows, columns)
     codes &= (2 ** widths.int() - 1).to(torch.uint8)[of_column]
     if empty.outlier_value is not None:
         narrow = (widths == 2)[of_column].nonzero().view(-1)
-        held |= _outliers(len(empty.outlier_value), rows, narrow, deviation, bits)
-        row = torch.arange(rows).repeat_interleave(held["outlier_count"].long())
-        column = held["outlier_column"].long()
+        parts |= _outliers(len(empty.outlier_value), rows, narrow, deviation, bits)
+        row = torch.arange(rows).repeat_interleave(parts["outlier_count"].long())
+        column = parts["outlier_column"].long()
         codes[row, column] = zero[row, of_column[column]]
-    held |= {"codes": codes, "widths": widths, "zero_point": zero}
-    there = {name: one.to(device) for name, one in held.items()}
-    sizes = empty.group_size, empty.scale_group
-    tensor = MixedTensor(group_size=sizes[0], scale_group=sizes[1], aligned=empty.aligned, **there)
+    parts |= {"codes": codes, "widths": widths, "zero_point": zero}
+    tensor = MixedTensor(
+        group_size=empty.group_size,
+        scale_group=empty.scale_group,
+        aligned=empty.aligned,
+        **{name: part.to(device) for name, part in parts.items()},
+    )
     return PackedMixed.pack(tensor)
 
 
@@ -207,7 +211,7 @@ def _scale_codes(
         in_turn = torch.tensor(BLOCK_SCALE_BITS).repeat(len(widths))[: int(narrow.sum())]
         wide[narrow] = in_turn
     levels = 2**wide
-    code = bits.of(torch.uint8, rows, len(widths)) & (levels - 1).to(torch.uint8)
+    code = bits.integers(torch.uint8, rows, len(widths)) & (levels - 1).to(torch.uint8)
     mean = _SECOND_ZERO + (levels - 1) / 2
     return code.mul_(second), mean.square() + (levels.square() - 1) / 12
 

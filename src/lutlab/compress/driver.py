@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,8 +90,7 @@ def quantize_model(
         LutlabError: the model is quantized already, its architecture is unknown, a weight or an activation is not
             finite, the method needs calibration and has none, or a kept block is of another run.
     """
-    calibrated = isinstance(quantizer, Calibrated)
-    if calibrated and calibration is None:
+    if isinstance(quantizer, Calibrated) and calibration is None:
         raise LutlabError(
             "this method looks at activations: give calibration=<token ids [samples, seqlen]> (Python) or "
             "calibration.text=<protocol> (command line)"
@@ -100,8 +100,8 @@ def quantize_model(
     with torch.no_grad():
         if calibration is None:
             return run.without_inputs()
-        if calibrated and quantizer.inputs == "quantized":
-            return run.with_quantized_inputs(calibration)
+        if isinstance(quantizer, Calibrated) and quantizer.inputs == "quantized":
+            return run.with_quantized_inputs(quantizer, calibration)
         return run.with_full_inputs(calibration, seen)
 
 
@@ -146,8 +146,8 @@ class _Run:
                     self._keep(index, block)
         return tuple(self.layers)
 
-    def with_quantized_inputs(self, windows: Windows) -> tuple[LayerStats, ...]:
-        method, beside = self.quantizer, None
+    def with_quantized_inputs(self, method: Calibrated, windows: Windows) -> tuple[LayerStats, ...]:
+        beside = None
         if method.hessian == "gradients":
             self.weights = token_weights(self.model, windows, method.output_groups)
         inputs = capture(self.model, windows)
@@ -191,51 +191,37 @@ class _Run:
     def with_full_inputs(
         self, windows: Windows, store: StatsStore | None
     ) -> tuple[LayerStats, ...]:
+        shared = self.family.inputs
         unseen = [i for i in range(len(self.blocks)) if store is None or not store.has(i)]
         inputs = capture(self.model, windows) if unseen else None
         for index in self._indices():
-            with self.blocks.open(index) as block:
-                self._with_full_inputs_of(index, block, inputs, unseen, store)
-            if index in unseen[-1:]:
-                inputs = None  # the blocks from here on were seen before
+            with self.blocks.open(index) as block:  # still in full precision
+                stats: Seen = {}
+                if inputs and index in unseen[-1:]:
+                    stats = observe(block, inputs, shared)
+                    inputs = None  # the blocks from here on were seen before
+                elif inputs:
+                    stats = advance(block, inputs, shared if index in unseen else ())
+                if store and index in unseen:
+                    store.save(index, stats)
+                elif store:
+                    stats = store.load(index, shared, next(block.parameters()).device)
+                if not self._restore(index, block):
+                    self._quantize(index, block, shared, stats)
+                    self._keep(index, block)
         return tuple(self.layers)
-
-    def _with_full_inputs_of(
-        self,
-        index: int,
-        block: nn.Module,
-        inputs: BlockInputs | None,
-        unseen: list[int],
-        store: StatsStore | None,
-    ) -> None:
-        """One block, which is still in full precision; `inputs` go on to the next one that was not seen before."""
-        stats: Seen = {}
-        if index in unseen[-1:]:
-            stats = observe(block, inputs, self.family.inputs)
-        elif inputs:
-            _, stats = advance(block, inputs, self.family.inputs if index in unseen else ())
-        if index not in unseen:
-            device = next(block.parameters()).device
-            stats = store.load(index, self.family.inputs, device)
-        elif store:
-            store.save(index, stats)
-        if not self._restore(index, block):
-            self._quantize(index, block, self.family.inputs, stats)
-            self._keep(index, block)
 
     def _restore(self, index: int, block: nn.Module) -> bool:
         device = next(block.parameters()).device
-        found = self.kept.load(index, block, device) if self.kept else None
-        if found is None:
-            return False
-        self.layers += found
-        return True
+        layers = self.kept.load(index, block, device) if self.kept else None
+        self.layers += layers or []
+        return layers is not None
 
     def _keep(self, index: int, block: nn.Module) -> None:
         if self.kept:
-            names = tuple(f"{self._path(index, layer)}" for layer in self.family.linears)
-            own = [layer for layer in self.layers if layer.name in names]
-            self.kept.save(index, block, own)
+            names = [self._path(index, layer) for layer in self.family.linears]
+            layers = [layer for layer in self.layers if layer.name in names]
+            self.kept.save(index, block, layers)
 
     def _path(self, index: int, layer: str) -> str:
         return f"{self.family.blocks}.{index}.{layer}"
@@ -254,23 +240,23 @@ class _Run:
         Without targets these are the layers' own weights; guided: layer -> statistics of each group of its outputs, in
         the place of those of its input.
         """
-        stats = dict(seen)
-        if isinstance(self.quantizer, Rescaling):
+        stats, method = dict(seen), self.quantizer
+        if isinstance(method, Rescaling):
             for shared in inputs:
                 widths = [self.widths[self._path(index, layer)] for layer in shared.layers]
                 stats[shared] = rescale_input(
-                    self.model.config, block, shared, widths, self.quantizer, stats[shared]
+                    self.model.config, block, shared, widths, method, stats[shared]
                 )
         for shared in inputs:
-            one = stats.get(shared)
+            of_input = stats.get(shared)
             prepared: list[Any] = []
-            if one and isinstance(self.quantizer, Calibrated) and not guided:
-                prepared = [self.quantizer.prepare(one)]
+            if of_input and isinstance(method, Calibrated) and not guided:
+                prepared = [method.prepare(of_input)]
             for layer in shared.layers:
-                if guided:
-                    prepared = [self.quantizer.prepare(group) for group in guided[layer]]
+                if guided and isinstance(method, Calibrated):
+                    prepared = [method.prepare(group) for group in guided[layer]]
                 name = self._path(index, layer)
-                self._quantize_layer(name, block, layer, one, prepared, targets.get(shared))
+                self._quantize_layer(name, block, layer, of_input, prepared, targets.get(shared))
 
     def _quantize_layer(
         self,
@@ -297,7 +283,8 @@ class _Run:
             # The layer stays, its weight rounded to the stored dtype.
             weight_of(module).copy_(packed.dequantize())
         else:
-            block.set_submodule(layer, QuantLinear(packed, module.bias))
+            bias = dict(module.named_parameters(recurse=False)).get("bias")
+            block.set_submodule(layer, QuantLinear(packed, bias))
 
     def _packed(
         self, name: str, weight: torch.Tensor, prepared: Sequence[Any], target: Target | None
@@ -307,14 +294,16 @@ class _Run:
             return self.packed[name], False
         width = self.widths[name]
         if width is None:
-            found, widened = quantized(NoQuantization(), weight, 16, -1, name=name)
+            tensor, widened = quantized(NoQuantization(), weight, 16, -1, name=name)
         else:
             weight = target(weight) if target else weight
             if len(prepared) > 1:
-                found, widened = quantized_rows(self.quantizer, weight, *width, prepared, name=name)
+                tensor, widened = quantized_rows(
+                    self.quantizer, weight, *width, prepared, name=name
+                )
             else:
-                found, widened = quantized(self.quantizer, weight, *width, *prepared, name=name)
-        return pack(found), widened
+                tensor, widened = quantized(self.quantizer, weight, *width, *prepared, name=name)
+        return pack(tensor), widened
 
 
 def _layer_stats(
@@ -330,13 +319,10 @@ def _layer_stats(
     Without the statistics of its inputs, errors of outputs are left out; widened: its coefficients had to be stored in
     float32.
     """
-    found = packed.dequantize()
     power = exponent(weight)  # so that the squares of outputs stay in float32's range
-    sums = dict.fromkeys(("squared_error", "squared_norm"), 0.0)
-    if stats is not None:
-        sums |= dict.fromkeys(("output_error", "output_norm"), 0.0)
+    sums: defaultdict[str, float] = defaultdict(float)
     rows = max(1, _CHUNK_WEIGHTS // weight.shape[1])
-    for before, after in zip(weight.split(rows), found.split(rows), strict=True):
+    for before, after in zip(weight.split(rows), packed.dequantize().split(rows), strict=True):
         error = after.double() - before.double()
         sums["squared_error"] += error.square().sum().item()
         sums["squared_norm"] += before.double().square().sum().item()
@@ -346,14 +332,17 @@ def _layer_stats(
     return LayerStats(
         name,
         *packed.shape,
+        squared_error=sums["squared_error"],
+        squared_norm=sums["squared_norm"],
         bits_stored=packed.bits_stored,
         q=width[0],
         g=width[1],
         format=f"{name_of(packed)} {packed.kind}".rstrip(),
         bits_bcq=packed.bcq_bits,
         bits_average=packed.bits_average,
+        output_error=sums.get("output_error"),
+        output_norm=sums.get("output_norm"),
         widened=widened,
-        **sums,
     )
 
 

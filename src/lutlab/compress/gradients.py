@@ -14,15 +14,16 @@ One backward pass of the whole model, a batch of windows at a time, before any b
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import Bits
-from lutlab.base.tensors import CalibStats, QuantizedTensor, stacked
+from lutlab.base.tensors import BCQTensor, CalibStats, QuantizedTensor, UniformTensor, stacked
 from lutlab.compress.calibrate import BlockInputs, Windows, read
 from lutlab.models.contract import SharedInput
 from lutlab.models.families import linear_layers, task_of
@@ -111,27 +112,27 @@ def weighted(
 
     All tokens of the hidden states count; path: name of a layer in the model, of its path in the block.
     """
-    layers = {layer: one for one in stats for layer in one.layers}
+    layers = {layer: shared for shared in stats for layer in shared.layers}
     sums = {
-        layer: [torch.zeros_like(stats[one].hessian) for _ in weights[path(layer)][0]]
-        for layer, one in layers.items()
+        layer: [torch.zeros_like(stats[shared].hessian) for _ in weights[path(layer)][0]]
+        for layer, shared in layers.items()
     }
     start = 0
     for index in range(len(inputs.hidden)):
-        now = read(block, inputs, index, [one.layers[0] for one in stats])
+        now = read(block, inputs, index, [shared.layers[0] for shared in stats])
         end = start + len(next(iter(now.values())))
-        for layer, one in layers.items():
-            x = now[one.layers[0]]
+        for layer, shared in layers.items():
+            x = now[shared.layers[0]]
             each = weights[path(layer)][start:end].to(x.device)
             for total, counts in zip(sums[layer], each.T, strict=True):
                 total.addmm_((x * counts[:, None]).T, x)
         start = end
     return {
         layer: [
-            CalibStats(total.div_(stats[one].tokens), stats[one].mean_abs, stats[one].tokens)
+            dataclasses.replace(stats[shared], hessian=total.div_(stats[shared].tokens))
             for total in sums[layer]
         ]
-        for layer, one in layers.items()
+        for layer, shared in layers.items()
     }
 
 
@@ -140,5 +141,7 @@ def quantized_rows(
 ) -> tuple[QuantizedTensor, bool]:
     """coefficients.quantized for rows in as many groups as `prepared` has factors."""
     groups = zip(weight.tensor_split(len(prepared)), prepared, strict=True)
-    parts = [quantized(method, rows, q, g, one, name=name) for rows, one in groups]
-    return stacked([tensor for tensor, _ in parts]), any(widened for _, widened in parts)
+    parts = [quantized(method, rows, q, g, factors, name=name) for rows, factors in groups]
+    # of Compensated methods, which alone have hessian=gradients
+    tensors = cast("list[UniformTensor | BCQTensor]", [tensor for tensor, _ in parts])
+    return stacked(tensors), any(widened for _, widened in parts)

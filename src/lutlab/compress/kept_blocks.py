@@ -115,13 +115,13 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], Any]:
         if content_sha256(header, tensors) != digest:
             raise Damaged("its digest is not that of its content")
         content = json.loads(header)
-        own, owner, facts = content["file"], content["of"], content["facts"]
+        name, folder, facts = content["file"], content["of"], content["facts"]
     except Damaged:
         raise
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{type(error).__name__}: {error}") from error
-    if (own, owner) != (path.name, path.parent.name):
-        raise Damaged(f"it is {own} of {owner}")
+    if (name, folder) != (path.name, path.parent.name):
+        raise Damaged(f"it is {name} of {folder}")
     return tensors, facts
 
 
@@ -130,7 +130,7 @@ def content_sha256(header: str, tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256(header.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -158,10 +158,10 @@ class BlockStore(KeptFiles):
         Raises:
             LutlabError: the file does not fit the block; or it is damaged, and the folder cannot be written.
         """
-        found = self.intact(index)
-        if found is None:
+        content = self.intact(index)
+        if content is None:
             return None
-        tensors, facts = found
+        tensors, facts = content
         try:
             for name, layout in facts["layouts"].items():
                 block.set_submodule(
@@ -227,10 +227,9 @@ class RestStore(KeptFiles):
         Raises:
             LutlabError: it is gone, or was damaged since.
         """
-        found = self.intact(0)
-        if found is None:
-            raise self._gone(0)
-        return found[0]
+        if content := self.intact(0):
+            return content[0]
+        raise self._gone(0)
 
 
 class StatsStore(KeptFiles):
@@ -245,11 +244,12 @@ class StatsStore(KeptFiles):
         Raises:
             LutlabError: the disk is full or the folder cannot be written.
         """
-        tensors, tokens = {}, {}
-        for shared, one in stats.items():
+        tensors: dict[str, torch.Tensor] = {}
+        tokens = {}
+        for shared, sums in stats.items():
             name = shared.layers[0]
-            tensors |= {f"{name}.hessian": one.hessian, f"{name}.mean_abs": one.mean_abs}
-            tokens[name] = one.tokens
+            tensors |= {f"{name}.hessian": sums.hessian, f"{name}.mean_abs": sums.mean_abs}
+            tokens[name] = sums.tokens
         self.write(index, tensors, tokens)
 
     def load(
@@ -260,18 +260,18 @@ class StatsStore(KeptFiles):
         Raises:
             LutlabError: the file is gone, or was damaged since `has` was asked; or it lacks some of `shared`.
         """
-        found = self.intact(index)
-        if found is None:
+        content = self.intact(index)
+        if content is None:
             raise self._gone(index)
-        tensors, tokens = found
+        tensors, tokens = content
         try:
             return {
-                one: CalibStats(
-                    tensors[f"{one.layers[0]}.hessian"].to(device),
-                    tensors[f"{one.layers[0]}.mean_abs"].to(device),
-                    tokens[one.layers[0]],
+                shared_input: CalibStats(
+                    tensors[f"{shared_input.layers[0]}.hessian"].to(device),
+                    tensors[f"{shared_input.layers[0]}.mean_abs"].to(device),
+                    tokens[shared_input.layers[0]],
                 )
-                for one in shared
+                for shared_input in shared
             }
         except (KeyError, TypeError) as error:
             raise self._misfit(index, error) from error
@@ -298,5 +298,5 @@ class TuningStore(KeptFiles):
 
     def facts(self) -> Mapping[str, Any] | None:
         """Noted facts; None where no intact file has them."""
-        found = self.intact(_FACTS)
-        return found and found[1]
+        content = self.intact(_FACTS)
+        return content and content[1]

@@ -50,8 +50,7 @@ def rescale_input(
         scale = search.scales(comparable, widths, stats)
     except LutlabError as error:
         raise LutlabError(f"{', '.join(shared.layers)}: {error}") from error
-    # [K] or [.., K]
-    rows = source.weight.detach() if source.weight.ndim == 1 else weight_of(source).T
+    rows = _rows(source)
     bias = [p.detach() for name, p in source.named_parameters(recurse=False) if name == "bias"]
     # In place, torch computes in the wider of two dtypes: s is not rounded where weights are float16.
     for weight in weights:
@@ -81,5 +80,10 @@ def source_of(config: PreTrainedConfig, block: nn.Module, shared: SharedInput) -
         return None
     if "weight" not in dict(source.named_parameters(recurse=False)):
         return None
-    channels = len(source.weight) if source.weight.ndim == 1 else weight_of(source).shape[0]
-    return source if channels == weight_of(layers[0]).shape[1] else None
+    return source if _rows(source).shape[-1] == weight_of(layers[0]).shape[1] else None
+
+
+def _rows(source: nn.Module) -> torch.Tensor:
+    """Weight, a view, whose last axis is the module's outputs: [K] of a norm, [.., K] of a linear layer."""
+    weight = source.get_parameter("weight").detach()
+    return weight if weight.ndim == 1 else weight_of(source).T

@@ -43,12 +43,13 @@ from transformers import PreTrainedModel
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import Width
 from lutlab.base.specs import LayerStats
+from lutlab.compress.calibrate import Windows
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.gradients import batches, output_gradients
 from lutlab.compress.kept_blocks import StatsStore
 from lutlab.compress.sizes import budget_bits, refuse_below
 from lutlab.compress.widths import widths
-from lutlab.models.families import kinds, linear_layers, task_of
+from lutlab.models.families import kinds, linear_layers, task_of, weight_of
 from lutlab.quantizers.contract import Calibrated, Method
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def search_widths(
     quantizer: Method,
     candidates: Sequence[Width],
     budget: float,
-    calibration: torch.Tensor,
+    calibration: Windows | None,
     *,
     skip: Sequence[str] = (),
     seen: StatsStore | None = None,
@@ -102,7 +103,8 @@ def search_widths(
 
     Raises:
         LutlabError: the method does not quantize, there are no candidates, the budget is not positive or below the
-            smallest size possible, the model is streamed or predicts no next token, or as quantize_model.
+            smallest size possible, the model is streamed or predicts no next token, calibration is no token ids, or as
+            quantize_model.
     """
     if not quantizer.quantizes:
         raise LutlabError("budget needs a method that quantizes: give method=rtn, bcq, gptq, …")
@@ -116,23 +118,28 @@ def search_widths(
         raise LutlabError(
             f"budget compares losses of the next token, and this model is for {task}: give every layer q and g"
         )
-    weights = sum(module.weight.numel() for _, module in linear_layers(model))
+    if not isinstance(calibration, torch.Tensor):
+        raise LutlabError(
+            "budget compares losses on windows without padding: give calibration=<token ids [samples, seqlen]>"
+        )
+    weights = sum(weight_of(module).numel() for _, module in linear_layers(model))
     bits = budget_bits(budget, weights)
     with tempfile.TemporaryDirectory() as folder:
         trial = _Trial(model, quantizer, calibration, seen or StatsStore(Path(folder) / "inputs"))
         options = trial.options([widths(kinds(model.config), *c, skip=skip) for c in candidates])
-        solved = {name: option.width for name, option in _solve(options, bits, weights).items()}
+        refuse_below(_smallest(options), bits, weights)
+        solved = {name: option.width for name, option in allocate(options, bits).items()}
         contenders = [("integer program", solved, _total(options, solved).cost)]
         contenders += _grid(options, kinds(model.config), candidates, bits)[:GRID_POINTS]
-        tried = [(*trial.measure(one[1]), *one) for one in contenders]
-    fitting = [one for one in tried if one[1] <= bits]
+        tried = [(*trial.measure(chosen), name, chosen, cost) for name, chosen, cost in contenders]
+    fitting = [contender for contender in tried if contender[1] <= bits]
     if not fitting:
         raise LutlabError(
             f"no widths of {budget} bits a weight were found: the method stores more at mixed widths than at one; "
             "lower the budget"
         )
     # of equal ones the first: the integer program
-    lowest, size, winner, chosen, _ = min(fitting, key=lambda one: one[0])
+    lowest, size, winner, chosen, _ = min(fitting, key=lambda contender: contender[0])
     log.info("budget %s: %s wins with loss %.4f", budget, winner, lowest)
     facts = {
         "budget": budget,
@@ -171,6 +178,7 @@ class _Trial:
             plain = dataclasses.replace(plain, target="weights")
         for chosen in uniform:
             for layer in self.quantized(chosen, plain)[1]:
+                assert layer.output_error is not None  # since there is calibration
                 cost = matters[layer.name] * layer.output_error
                 options[layer.name].append(Option(chosen[layer.name], layer.bits_stored, cost))
         return options
@@ -193,8 +201,8 @@ class _Trial:
         total = 0.0
         with torch.no_grad():
             for batch in batches(model, self.calibration):
-                found = model(input_ids=batch, labels=batch, use_cache=False).loss.item()
-                total += found * len(batch)
+                mean = model(input_ids=batch, labels=batch, use_cache=False).loss.item()
+                total += mean * len(batch)
         return total / len(self.calibration)
 
 
@@ -214,16 +222,14 @@ def loss_curvature(model: PreTrainedModel, windows: torch.Tensor) -> dict[str, f
     return {name: square / 2 / windows.numel() for name, square in squares.items()}
 
 
-def _solve(options: Mapping[str, Sequence[Option]], bits: int, weights: int) -> dict[str, Option]:
-    smallest = sum(min(option.bits for option in some) for some in options.values())
-    refuse_below(smallest, bits, weights)
-    return allocate(options, bits)
+def _smallest(options: Mapping[str, Sequence[Option]]) -> int:
+    return sum(min(option.bits for option in some) for some in options.values())
 
 
 def _total(options: Mapping[str, Sequence[Option]], chosen: Mapping[str, Width | None]) -> Option:
     """Bits and cost of all layers at these widths."""
-    found = [next(o for o in some if o.width == chosen[name]) for name, some in options.items()]
-    return Option(None, sum(o.bits for o in found), math.fsum(o.cost for o in found))
+    taken = [next(o for o in some if o.width == chosen[name]) for name, some in options.items()]
+    return Option(None, sum(o.bits for o in taken), math.fsum(o.cost for o in taken))
 
 
 def _grid(
@@ -240,11 +246,11 @@ def _grid(
     skipped = {name for name, some in options.items() if some[0].width is None}
     points = []
     for combination in itertools.product(candidates, repeat=len(known)):
-        own = dict(zip(known, combination, strict=True))
-        chosen = {name: None if name in skipped else own[kind_of[name]] for name in options}
+        by_kind = dict(zip(known, combination, strict=True))
+        chosen = {name: None if name in skipped else by_kind[kind_of[name]] for name in options}
         total = _total(options, chosen)
         if total.bits <= bits:
-            name = ", ".join(f"{kind} q={q} g={g}" for kind, (q, g) in own.items())
+            name = ", ".join(f"{kind} q={q} g={g}" for kind, (q, g) in by_kind.items())
             points.append((name, chosen, total.cost))
     return sorted(points, key=lambda point: point[2])
 
@@ -262,7 +268,7 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: int) -> dict[str, 
     Raises:
         LutlabError: the smallest options together exceed the budget, or the solver gives up.
     """
-    smallest = sum(min(option.bits for option in some) for some in options.values())
+    smallest = _smallest(options)
     if smallest > budget:
         raise LutlabError(
             f"a budget of {budget} bits is below the smallest possible, {smallest} bits: "
@@ -280,35 +286,31 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: int) -> dict[str, 
     unit = math.gcd(*extra.tolist()) or 1
     columns = np.arange(len(every))
     one_each = csr_array((np.ones(len(every)), (layer, columns)))
-    rows, lower, upper = [one_each], [np.ones(len(useful))], [np.ones(len(useful))]
-    rows.append(csr_array((extra // unit)[None].astype(float)))
-    lower.append([0.0])
-    upper.append([float((budget - smallest) // unit)])
+    rows = [one_each, csr_array((extra // unit)[None].astype(float))]
+    lower = np.append(np.ones(len(useful)), 0.0)
+    upper = np.append(np.ones(len(useful)), float((budget - smallest) // unit))
     while True:
-        found = milp(
+        solution = milp(
             cost,
             integrality=np.ones(len(every)),
             bounds=(0, 1),
-            constraints=LinearConstraint(
-                vstack(rows), np.concatenate(lower), np.concatenate(upper)
-            ),
+            constraints=LinearConstraint(vstack(rows), lower, upper),
             options={"mip_rel_gap": 0, "node_limit": _NODES},
         )
-        if found.x is None:
-            raise LutlabError(f"the solver found no allocation of widths: {found.message}")
-        chosen = np.flatnonzero(found.x > 0.5)
+        if solution.x is None:
+            raise LutlabError(f"the solver found no allocation of widths: {solution.message}")
+        chosen = np.flatnonzero(solution.x > 0.5)
         if bits[chosen].sum() <= budget:
             return dict(zip(useful, (every[i] for i in chosen), strict=True))
         # the solver's tolerance let too much through: forbid exactly this choice
         rows.append(csr_array(np.isin(columns, chosen)[None].astype(float)))
-        lower.append([0.0])
-        upper.append([len(useful) - 1.0])
+        lower, upper = np.append(lower, 0.0), np.append(upper, len(useful) - 1.0)
 
 
 def _undominated(options: Sequence[Option]) -> list[Option]:
     """Options by rising bits and falling cost, without those that are neither smaller nor better than another."""
-    kept: list[Option] = []
+    best: list[Option] = []
     for option in sorted(options, key=lambda option: (option.bits, option.cost)):
-        if not kept or option.cost < kept[-1].cost:
-            kept.append(option)
-    return kept
+        if not best or option.cost < best[-1].cost:
+            best.append(option)
+    return best

@@ -46,9 +46,9 @@ def check_budget(
     weights = sum(rows * columns for rows, columns in shapes.values())
     smallest = 0
     for name, (rows, columns) in shapes.items():
-        kept = any(fnmatchcase(name, pattern) for pattern in skip)
+        skipped = any(fnmatchcase(name, pattern) for pattern in skip)
         sizes = (stored_bits(method, q, g, rows, columns) for q, g in candidates)
-        smallest += 16 * rows * columns if kept else min(sizes)
+        smallest += 16 * rows * columns if skipped else min(sizes)
     refuse_below(smallest, budget_bits(budget, weights), weights)
 
 

@@ -106,11 +106,11 @@ def synthetic(
     return model
 
 
-def _config(given: PreTrainedConfig | str | Path, layers: int | None) -> PreTrainedConfig:
-    if isinstance(given, transformers.PreTrainedConfig):
-        return cut(copy.deepcopy(given), layers)
+def _config(config: PreTrainedConfig | str | Path, layers: int | None) -> PreTrainedConfig:
+    if isinstance(config, transformers.PreTrainedConfig):
+        return cut(copy.deepcopy(config), layers)
     expected = "a config of transformers, a model's name or its folder"
-    name = str(arguments.instance("config", given, (str, Path), expected))
+    name = str(arguments.instance("config", config, (str, Path), expected))
     return config_to_draw(ModelSpec(name, "synthetic", name, layers=layers))
 
 
@@ -198,8 +198,9 @@ class Drawn:
             path: _empty(method, chosen[path], *weight_of(module).shape)
             for path, module in linears.items()
         }
-        weights = {"weights": sum(one.bits_stored for one in self.plan.values()) // 8 // ranks}
-        largest = max(math.prod(one.shape) for one in self.plan.values())
+        layers = self.plan.values()
+        weights = {"weights": sum(layer.bits_stored for layer in layers) // 8 // ranks}
+        largest = max(math.prod(layer.shape) for layer in layers)
         # what a layer is packed, or dequantized to read a prompt in: 16 bits a weight
         parts = weights | fits.outside_parts(self.model) | {"scratch": 2 * largest}
         fits.check(name or config.model_type, parts, device)
@@ -234,7 +235,8 @@ class Drawn:
 
     def width(self, path: str) -> Width:
         """Q and g of a layer."""
-        return FULL if isinstance(self.plan[path], PackedDense) else self._chosen[path]
+        chosen = self._chosen[path]
+        return FULL if chosen is None or isinstance(self.plan[path], PackedDense) else chosen
 
 
 def _empty(method: Method, width: Width | None, rows: int, columns: int) -> Format:
@@ -252,7 +254,8 @@ def _layer(module: nn.Module, packed: Format, dtype: torch.dtype, device: str) -
     if not isinstance(packed, PackedDense):
         return QuantLinear(packed, bias)
     weight = packed.weight.to(dtype)
-    transposed = weight_of(module).stride() != module.weight.stride()  # GPT-2 stores [K, N]
+    stored = module.get_parameter("weight")
+    transposed = weight_of(module).stride() != stored.stride()  # GPT-2 stores [K, N]
     module.weight = nn.Parameter(
         weight.T.contiguous() if transposed else weight, requires_grad=False
     )
@@ -267,16 +270,16 @@ def _draw_others(
     """Embeddings and head as dense weights, the rest as the model initialises it; what is tied is drawn once."""
     tied = model.all_tied_weights_keys
     for path, module in model.named_modules():
-        own = module._parameters
-        if module in linears or not any(one is not None for one in own.values()):
+        parameters = module._parameters
+        if module in linears or not any(p is not None for p in parameters.values()):
             continue
-        for key, meta in own.items():
+        for key, meta in parameters.items():
             if meta is None or f"{path}.{key}" in tied:
                 continue
             if meta.dim() == 2:
                 made = dense(tuple(meta.shape), deviation, Bits(seed, f"{path}.{key}"), device)
             else:
                 made = torch.zeros(meta.shape, device=device)
-            own[key] = nn.Parameter(made.to(meta.dtype), requires_grad=False)
-        if all(one is None or one.dim() < 2 for one in own.values()):
+            parameters[key] = nn.Parameter(made.to(meta.dtype), requires_grad=False)
+        if all(p is None or p.dim() < 2 for p in parameters.values()):
             model._init_weights(module)  # norms

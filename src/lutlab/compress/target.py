@@ -62,8 +62,8 @@ Moments = tuple[CalibStats, list[torch.Tensor]]
 class Target:
     """Moves the weights of the layers that share an input; H is factored once for all of them."""
 
-    def __init__(self, every: Moments, held: Moments) -> None:
-        self._every, self._held = every, held
+    def __init__(self, every: Moments, held_out: Moments) -> None:
+        self._every, self._held_out = every, held_out
         self._factored = factor(every[0].hessian, DAMP)
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
@@ -88,40 +88,41 @@ class Target:
         self, weight: torch.Tensor, every: Sequence[torch.Tensor], power: int
     ) -> list[float]:
         """The t, and s, of the module's equation; every: what is lacking by all tokens."""
-        tokens, held = self._every[0].tokens, self._held[0]
-        lacking = _lacking(self._held, weight, power)
+        tokens, held_out = self._every[0].tokens, self._held_out[0]
+        lacking = _lacking(self._held_out, weight, power)
         steps = [
-            _solved(self._factored, (tokens * a - held.tokens * b) / (tokens - held.tokens))
+            _solved(self._factored, (tokens * a - held_out.tokens * b) / (tokens - held_out.tokens))
             for a, b in zip(every, lacking, strict=True)
         ]
-        gain = [_sum_of_products(sum(lacking), step) for step in steps]
-        said = [step @ held.hessian for step in steps]
-        square = [[_sum_of_products(a, b) for b in steps] for a in said]
+        total = sum(lacking[1:], lacking[0])
+        gain = [_sum_of_products(total, step) for step in steps]
+        pushed = [step @ held_out.hessian for step in steps]
+        square = [[_sum_of_products(a, b) for b in steps] for a in pushed]
         return _least_in_box(square, gain)
 
 
 def _lacking(moments: Moments, weight: torch.Tensor, power: int) -> list[torch.Tensor]:
     """2^-power W D, and 2^-power S where there is one: [N, K] each, in sum E[(y* - W x) x^T]."""
     of_inputs, *of_stream = moments[1]
-    of_stream = [times_power(one, -power) for one in of_stream]
+    of_stream = [times_power(moment, -power) for moment in of_stream]
     return [times_power(weight, -power) @ of_inputs, *of_stream]
 
 
 def _least_in_box(square: Sequence[Sequence[float]], gain: Sequence[float]) -> list[float]:
     """The v in [0, 1]^n of least v^T square v - 2 gain^T v, coordinate by coordinate from 0."""
-    found = [0.0] * len(gain)
+    least = [0.0] * len(gain)
     for _ in range(_ROUNDS if len(gain) > 1 else 1):
         for i, row in enumerate(square):
-            others = sum(row[j] * v for j, v in enumerate(found) if j != i)
-            found[i] = min(max((gain[i] - others) / row[i], 0.0), 1.0) if row[i] > 0 else 0.0
-    return found
+            others = sum(row[j] * v for j, v in enumerate(least) if j != i)
+            least[i] = min(max((gain[i] - others) / row[i], 0.0), 1.0) if row[i] > 0 else 0.0
+    return least
 
 
-def _solved(factored: Factored, wanted: torch.Tensor) -> torch.Tensor:
-    """The product of wanted [N, K] and (H + d I)^-1, by H + d I = (I + A) D (I + A)^T (compensation.py)."""
+def _solved(factored: Factored, lacking: torch.Tensor) -> torch.Tensor:
+    """The product of lacking [N, K] and (H + d I)^-1, by H + d I = (I + A) D (I + A)^T (compensation.py)."""
     feedback = factored.feedback  # (I + A)^T, lower triangular
     solve = torch.linalg.solve_triangular
-    half = solve(feedback, wanted, upper=False, left=False, unitriangular=True)
+    half = solve(feedback, lacking, upper=False, left=False, unitriangular=True)
     half /= factored.pivots
     return solve(feedback.T, half, upper=True, left=False, unitriangular=True)
 
@@ -143,7 +144,7 @@ class Beside:
     def __init__(self, config: PreTrainedConfig, inputs: BlockInputs, *, stream: bool) -> None:
         self.config, self.stream = config, stream
         self._inputs = BlockInputs(list(inputs.hidden), inputs.calls, inputs.tokens)
-        self._block: nn.Module | None = None
+        self._block: nn.Module  # between `enter` and `leave`
 
     def enter(self, block: nn.Module) -> None:
         """Keep a copy of a block that is still in full precision."""
@@ -152,7 +153,7 @@ class Beside:
     def leave(self) -> None:
         """Go on to what the next block reads, and drop the copy."""
         advance(self._block, self._inputs)
-        self._block = None
+        del self._block
 
     def observe(
         self, block: nn.Module, inputs: BlockInputs, shared: Sequence[SharedInput]
@@ -162,22 +163,22 @@ class Beside:
         Raises:
             LutlabError: an activation is inf or nan; or there is one window only.
         """
-        streams = {one: stream_of(self.config, one) if self.stream else None for one in shared}
+        streams = {s: stream_of(self.config, s) if self.stream else None for s in shared}
         paths = [path for path in streams.values() if path is not None]
-        paths = list(dict.fromkeys([*paths, *(one.layers[0] for one in shared)]))
-        every, held = _Sums(), _Sums()
-        for index, kept in enumerate(_held_out(inputs)):
+        paths = list(dict.fromkeys([*paths, *(s.layers[0] for s in shared)]))
+        every, held_out = _Sums(), _Sums()
+        for index, rows in enumerate(_held_out(inputs)):
             now = read(block, inputs, index, paths)
             full = read(self._block, self._inputs, index, paths)
             ahead = {path: full.pop(path) - now[path] for path in paths}
-            for one, path in streams.items():
-                x, error = now[one.layers[0]], ahead[one.layers[0]]
-                errors = [error] if path is None else [error, ahead[path]]
-                every.add(one, x, errors)
-                held.add(one, x[kept], [error[kept] for error in errors])
-        of_all, of_held = every.moments(), held.moments()
-        stats = {one: moments[0] for one, moments in of_all.items()}
-        return stats, {one: Target(of_all[one], of_held[one]) for one in shared}
+            for shared_input, path in streams.items():
+                layer = shared_input.layers[0]
+                errors = [ahead[layer]] if path is None else [ahead[layer], ahead[path]]
+                every.add(shared_input, now[layer], errors)
+                held_out.add(shared_input, now[layer][rows], [error[rows] for error in errors])
+        of_all, of_held_out = every.moments(), held_out.moments()
+        stats = {shared_input: moments[0] for shared_input, moments in of_all.items()}
+        return stats, {s: Target(of_all[s], of_held_out[s]) for s in shared}
 
 
 def _held_out(inputs: BlockInputs) -> Iterator[torch.Tensor]:
@@ -189,10 +190,10 @@ def _held_out(inputs: BlockInputs) -> Iterator[torch.Tensor]:
         )
     start = 0
     for hidden, tokens in zip(inputs.hidden, inputs.tokens, strict=True):
-        held = torch.arange(start, start + len(hidden)) % HELD_OUT == 0
+        samples = torch.arange(start, start + len(hidden)) % HELD_OUT == 0
         start += len(hidden)
-        each = held.repeat_interleave(hidden.shape[1])
-        yield each if tokens is None else each[tokens.flatten().cpu()]
+        rows = samples.repeat_interleave(hidden.shape[1])
+        yield rows if tokens is None else rows[tokens.flatten().cpu()]
 
 
 class _Sums:
@@ -202,17 +203,17 @@ class _Sums:
         self.inputs = Sums()
         self._products: dict[SharedInput, list[torch.Tensor]] = {}
 
-    def add(self, one: SharedInput, x: torch.Tensor, errors: Sequence[torch.Tensor]) -> None:
+    def add(self, shared: SharedInput, x: torch.Tensor, errors: Sequence[torch.Tensor]) -> None:
         """Add a batch: x [m, K]; x_full - x [m, K], and where there is a stream h_full - h [m, N]."""
-        self.inputs.add(one, x)
-        if one not in self._products:
-            self._products[one] = [x.new_zeros(e.shape[1], x.shape[1]) for e in errors]
-        for total, error in zip(self._products[one], errors, strict=True):
+        self.inputs.add(shared, x)
+        if shared not in self._products:
+            self._products[shared] = [x.new_zeros(e.shape[1], x.shape[1]) for e in errors]
+        for total, error in zip(self._products[shared], errors, strict=True):
             total.addmm_(error.T, x)
 
     def moments(self) -> dict[SharedInput, Moments]:
         """Mean moments of each shared input, the sums over its number of tokens."""
         return {
-            one: (stats, [total / stats.tokens for total in self._products[one]])
-            for one, stats in self.inputs.stats().items()
+            shared: (stats, [total / stats.tokens for total in self._products[shared]])
+            for shared, stats in self.inputs.stats().items()
         }

@@ -38,32 +38,33 @@ def widths(
         LutlabError: a kind or a pattern that fits no layer.
     """
     known = sorted(set(kinds.values()))
-    own = {}
+    by_kind = {}
     for sublayer in sublayers:
         if sublayer.kind not in known:
             raise LutlabError(
                 f"no sub-layers of kind '{sublayer.kind}': {nearest(sublayer.kind, known)}"
             )
-        own[sublayer.kind] = (sublayer.q, sublayer.g)
-    found: dict[str, Width | None] = {name: own.get(kind, (q, g)) for name, kind in kinds.items()}
+        by_kind[sublayer.kind] = (sublayer.q, sublayer.g)
+    chosen: dict[str, Width | None]
+    chosen = {name: by_kind.get(kind, (q, g)) for name, kind in kinds.items()}
     for layer in layers:
-        found |= dict.fromkeys(_fitting("layers", layer.pattern, kinds), (layer.q, layer.g))
+        chosen |= dict.fromkeys(_fitting("layers", layer.pattern, kinds), (layer.q, layer.g))
     for pattern in skip:
-        found |= dict.fromkeys(_fitting("skip", pattern, kinds))
-    return found
+        chosen |= dict.fromkeys(_fitting("skip", pattern, kinds))
+    return chosen
 
 
-def layer_widths(given: Mapping[str, Sequence[Any]], method: Method) -> tuple[LayerWidth, ...]:
-    """Widths by patterns of layer names, in the order given.
+def layer_widths(by_pattern: Mapping[str, Sequence[Any]], method: Method) -> tuple[LayerWidth, ...]:
+    """Widths by patterns of layer names, in their order.
 
     Args:
-        given: `{"*.layers.0.*": (4, 128)}`.
+        by_pattern: `{"*.layers.0.*": (4, 128)}`.
         method: the method, which has the range of its widths.
 
     Raises:
         LutlabError: a width that is not (q, g), or one of them is out of range.
     """
-    for pattern, width in given.items():
+    for pattern, width in by_pattern.items():
         if not isinstance(width, list | tuple) or len(width) != 2:
             raise LutlabError(
                 f"layers gives '{pattern}' the width {width!r}: give two numbers, q and g, as "
@@ -71,7 +72,7 @@ def layer_widths(given: Mapping[str, Sequence[Any]], method: Method) -> tuple[La
             )
     return tuple(
         LayerWidth(pattern, *method.check_width(whole(q) if isinstance(q, float) else q, g))
-        for pattern, (q, g) in given.items()
+        for pattern, (q, g) in by_pattern.items()
     )
 
 

@@ -196,13 +196,13 @@ def alternate(
         if number:
             gram, rhs = normal_equations(data, row, current, folded)
         fitted = least_squares(gram, rhs, current, SINGULAR * data.length)
-        found = squared_error(square, gram, rhs, fitted)
-        falls = found < error - NOISE * square
+        fitted_error = squared_error(square, gram, rhs, fitted)
+        falls = fitted_error < error - NOISE * square
         moving = falls.nonzero().squeeze(1)
         if not len(moving):
             break
         current = torch.where(falls, _canonical(fitted, folded), current)
-        error = torch.where(falls, found, error)
+        error = torch.where(falls, fitted_error, error)
         if 4 * len(moving) < 3 * len(active):
             best[:, active], least[active] = current, error
             active, row, square = active[moving], row[moving], square[moving]
@@ -217,11 +217,11 @@ def _fit(
     """[n, length] float32 -> coefficients as stored, [q, n] float64, or with offset [1+q, n], the offset first."""
     data = sort_groups(values.abs())
     start = _canonical(_greedy(data, q), folded=True)
-    found = _better_end(data, start, _symmetric_grids(data, q), rounds, dtype, folded=True)
+    alpha = _better_end(data, start, _symmetric_grids(data, q), rounds, dtype, folded=True)
     if not offset:
-        return found
+        return alpha
     data = sort_groups(values)
-    start = torch.nn.functional.pad(found, (0, 0, 1, 0))
+    start = torch.nn.functional.pad(alpha, (0, 0, 1, 0))
     return _better_end(data, start, _grids(data, q), rounds, dtype, folded=False)
 
 
@@ -242,7 +242,8 @@ def _better_end(
     grid = _least(data, row, [each.to(dtype).double() for each in grids], folded)
     ends, error = alternate(data, row.repeat(2), torch.cat((start, grid), dim=1), rounds, folded)
     first, second = error.nan_to_num(torch.inf).chunk(2)  # nan: a start beyond dtype's range
-    end = torch.where(first <= second, *ends.chunk(2, dim=1))
+    from_start, from_grid = ends.chunk(2, dim=1)
+    end = torch.where(first <= second, from_start, from_grid)
     return _least(data, row, [each.to(dtype).double() for each in (end, start, grid)], folded)
 
 
@@ -260,9 +261,9 @@ def _least(
     best, *others = candidates
     least = error(best)
     for other in others:
-        found = error(other)
-        best = torch.where(found < least, other, best)
-        least = torch.where(found < least, found, least)
+        size = error(other)
+        best = torch.where(size < least, other, best)
+        least = torch.where(size < least, size, least)
     return best
 
 
@@ -367,15 +368,15 @@ def edges_at(data: SortedGroups, row: torch.Tensor, thresholds: torch.Tensor) ->
 
     Branchless: all searches take the same steps. Four operations a step, 32-bit indices: this is half of a round.
     """
-    wanted = ceil32(thresholds).view(-1)
+    limits = ceil32(thresholds).view(-1)
     first = (row * data.length).to(torch.int32)
     at = first.repeat(len(thresholds))
     left = data.length
     while left > 1:
         half = left // 2
-        at.add_(data.ascending[half - 1 :].index_select(0, at) < wanted, alpha=half)
+        at.add_(data.ascending[half - 1 :].index_select(0, at) < limits, alpha=half)
         left -= half
-    at += data.ascending.index_select(0, at) < wanted
+    at += data.ascending.index_select(0, at) < limits
     return at.view(thresholds.shape)
 
 
@@ -429,10 +430,10 @@ def normal_equations(
     sums = prefix_sums(data, row, edges)
     both = torch.stack((edges.diff(dim=0).double(), sums.diff(dim=0)), dim=1)  # [L, 2, n]
     if len(which):
-        found = both[:, :, which]
-        found[:, 1] *= signs
-        both[:, :, which] = torch.zeros_like(found).scatter_(
-            0, order.unsqueeze(1).expand_as(found), found
+        irregular = both[:, :, which]
+        irregular[:, 1] *= signs
+        both[:, :, which] = torch.zeros_like(irregular).scatter_(
+            0, order.unsqueeze(1).expand_as(irregular), irregular
         )
     counts, sums = _walsh(both).unbind(1)
     free = len(coefficients) - 1

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.groups import Width, blocks, expand, group_count
+from lutlab.base.groups import Bits, Width, blocks, expand, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
@@ -65,31 +65,20 @@ class AWQ(Rescaling):
     clip: bool = True
     scale_dtype: ScaleDtype = "fp16"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.true_sequential and self.inputs == "full":
-            raise LutlabError(
-                "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"
-            )
-
     def scales(
         self, weights: Sequence[torch.Tensor], widths: Sequence[Width | None], stats: CalibStats
     ) -> torch.Tensor:
-        """The scale per input channel of least output error, summed over the layers that share the input.
-
-        Args:
-            weights: [N_i, K] float32 each.
-            widths: (q, g) of each; None: the layer stays in full precision and has no say.
-            stats: statistics of the shared input.
-
-        Returns:
-            [K] float32 > 0; ones where no scale is better than none.
+        """Those of least output error, summed over the layers; ones where no scale is better than none.
 
         Raises:
             LutlabError: inputs or weights are inf or nan; a scale is beyond scale_dtype's range.
         """
         _check(stats)
-        quantized = [pair for pair in zip(weights, widths, strict=True) if pair[1] is not None]
+        quantized = [
+            (weight, width)
+            for weight, width in zip(weights, widths, strict=True)
+            if width is not None
+        ]
         best, least = channel_scales(stats.mean_abs, 0.0), float("inf")
         for step in range(self.grid):
             scale = channel_scales(stats.mean_abs, step / self.grid)
@@ -102,26 +91,22 @@ class AWQ(Rescaling):
         return best
 
     def prepare(self, stats: CalibStats) -> CalibStats:
-        """Statistics of an input, which `quantize` needs.
-
-        Raises:
-            LutlabError: they are inf or nan.
-        """
+        """The statistics, checked; there is nothing to factor."""
         _check(stats)
         return stats
 
-    def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: CalibStats) -> UniformTensor:
-        """[N, K] float -> UniformTensor with G = ceil(K / g) groups a row, clipped and rounded.
-
-        Raises:
-            LutlabError: q or g out of range; a weight is inf or nan; a scale is beyond scale_dtype's range.
-        """
+    def quantize(
+        self, weight: torch.Tensor, q: Bits, g: int, prepared: CalibStats
+    ) -> UniformTensor:
+        """[N, K] float -> UniformTensor with G = ceil(K / g) groups a row, clipped and rounded."""
         weight = weight.detach().float()
         if self.clip:
             weight = self._clipped(weight, q, g, prepared.hessian)
         return RTN("awq", self.scale_dtype).quantize(weight, q, g)
 
-    def _clipped(self, weight: torch.Tensor, q: int, g: int, hessian: torch.Tensor) -> torch.Tensor:
+    def _clipped(
+        self, weight: torch.Tensor, q: Bits, g: int, hessian: torch.Tensor
+    ) -> torch.Tensor:
         """The weight with each group limited to the c of its own; the larger c where two are equal."""
         largest = largest_of_groups(weight.abs(), g)
         limit = largest
@@ -134,9 +119,10 @@ class AWQ(Rescaling):
             limit = torch.where(better, clip * largest, limit)
         return _limited(weight, limit, g)
 
-    def _rounded(self, weight: torch.Tensor, q: int, g: int) -> torch.Tensor:
+    def _rounded(self, weight: torch.Tensor, q: Bits, g: int) -> torch.Tensor:
         """Q(W): [N, K] float32 as it will be dequantized."""
         tensor = RTN("awq", self.scale_dtype).quantize(weight, q, g)
+        assert tensor.zero_point is not None  # RTN's grids have one
         in_features = weight.shape[1]
         level = tensor.codes - expand(tensor.zero_point, g, in_features)
         return level * expand(tensor.scale.float(), g, in_features)
@@ -163,9 +149,9 @@ def group_errors(difference: torch.Tensor, hessian: torch.Tensor, g: int) -> tor
         count, length = block.shape[1:]
         squares = hessian[columns, columns].unflatten(1, (count, length))
         # [length, length, count]
-        own = squares.unflatten(0, (count, length)).diagonal(dim1=0, dim2=2)
+        hessians = squares.unflatten(0, (count, length)).diagonal(dim1=0, dim2=2)
         rows = block.transpose(0, 1)  # [count, N, length]
-        errors[:, groups] = (rows @ own.permute(2, 0, 1)).mul_(rows).sum(2).T
+        errors[:, groups] = (rows @ hessians.permute(2, 0, 1)).mul_(rows).sum(2).T
     return errors
 
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.groups import check_bits, check_group_size
+from lutlab.base.groups import Bits, check_bits, check_group_size
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
 from lutlab.base.tensors import BCQTensor
 from lutlab.quantizers import alternating
-from lutlab.quantizers.contract import Method
+from lutlab.quantizers.contract import Method, finite
 from lutlab.quantizers.grid import ScaleDtype
 
 
@@ -53,20 +53,10 @@ class BCQ(Method):
                 "method bcq: greedy has no offset in the papers; use solver=alternating with offset=true"
             )
 
-    def quantize(self, weight: torch.Tensor, q: int, g: int) -> BCQTensor:
-        """[N, K] float -> BCQTensor with G = ceil(K / g) groups a row; codes fit the coefficients as stored.
-
-        Raises:
-            LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond alpha_dtype's range.
-        """
-        check_bits(q)
-        check_group_size(g)
-        weight = weight.detach().float().contiguous()
-        if not torch.isfinite(weight).all():
-            raise LutlabError(
-                f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: "
-                "method bcq fits every weight; check the checkpoint"
-            )
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> BCQTensor:
+        """[N, K] float -> BCQTensor with G = ceil(K / g) groups a row; codes fit the coefficients as stored."""
+        q, g = check_bits(q), check_group_size(g)
+        weight = finite(weight, "method bcq fits every weight").contiguous()
         dtype = torch.float16 if self.alpha_dtype == "fp16" else torch.float32
         if self.solver == "greedy":
             codes, alpha = alternating.greedy(weight, q, g, dtype=dtype)

@@ -79,14 +79,15 @@ def quantized(
     if not power:
         return method.quantize(weight, q, g, *prepared), False
     largest = _largest(weight)
-    found = method.quantize(times_power(weight, -power), q, g, *prepared)
-    if isinstance(found, DenseTensor):
+    tensor = method.quantize(times_power(weight, -power), q, g, *prepared)
+    stored: dict[str, Any]
+    if isinstance(tensor, DenseTensor):
         parts, stored = {"weight": weight.double()}, {"weight": weight}
     else:
-        parts = _at_power(found, power)
+        parts = _at_power(tensor, power)
         stored = {name: part.float() for name, part in parts.items()}
     lost = _loss(parts, {name: part.half() for name, part in parts.items()})
-    wide = isinstance(found, (DenseTensor, *_COEFFICIENTS))
+    wide = isinstance(tensor, (DenseTensor, *_COEFFICIENTS))
     if lost <= (ROUNDING if wide else LOSS):
         return method.quantize(weight, q, g, *prepared), False
     if not wide:
@@ -94,27 +95,29 @@ def quantized(
             f"weights of at most {largest:.3g} need coefficients that float16 cannot hold, and groups of several "
             "widths have no others: multiply the weights, or take a method such as gptq, whose scales may be float32"
         )
-    if not (isinstance(found, DenseTensor) or LEAST <= largest < MOST):
+    if not (isinstance(tensor, DenseTensor) or LEAST <= largest < MOST):
         raise LutlabError(
             f"weights of at most {largest:.3g} need coefficients that float32 cannot hold or multiply: multiply the "
             f"weights, whose largest should be between {LEAST:.1g} and {MOST:.1g}, and divide the outputs"
         )
-    widened = any(getattr(found, part).itemsize < 4 for part in parts)  # else it was asked for
+    widened = any(getattr(tensor, part).itemsize < 4 for part in parts)  # else it was asked for
     if widened:
-        said = "%s: weights of at most %.3g need coefficients that float16 cannot hold: these are stored in float32"
-        log.warning(said, name, largest)
-    return dataclasses.replace(found, **stored), widened
+        log.warning(
+            "%s: weights of at most %.3g need coefficients that float16 cannot hold: these are stored in float32",
+            name,
+            largest,
+        )
+    return dataclasses.replace(tensor, **stored), widened
 
 
-def _at_power(found: QuantizedTensor, power: int) -> dict[str, torch.Tensor]:
+def _at_power(tensor: QuantizedTensor, power: int) -> dict[str, torch.Tensor]:
     """Name -> coefficient times 2^power, float64, exact."""
-    names = _COEFFICIENTS.get(type(found), _OF_HALVES)
-    there = {name: getattr(found, name, None) for name in names}
-    return {n: one.double() * 2.0**power for n, one in there.items() if one is not None}
+    parts = {n: getattr(tensor, n, None) for n in _COEFFICIENTS.get(type(tensor), _OF_HALVES)}
+    return {n: part.double() * 2.0**power for n, part in parts.items() if part is not None}
 
 
 def _loss(exact: Mapping[str, torch.Tensor], rounded: Mapping[str, torch.Tensor]) -> float:
     """The error of rounding, by the Frobenius norm and relative to it; inf where something overflows."""
-    size = math.hypot(*(float(one.norm()) for one in exact.values()))
-    error = math.hypot(*(float((rounded[n].double() - one).norm()) for n, one in exact.items()))
+    size = math.hypot(*(float(part.norm()) for part in exact.values()))
+    error = math.hypot(*(float((rounded[n].double() - part).norm()) for n, part in exact.items()))
     return (error / size if size else 0.0) if math.isfinite(error) else math.inf

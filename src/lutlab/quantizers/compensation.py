@@ -33,17 +33,18 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.groups import check_bits, check_group_size, group_length
+from lutlab.base.groups import Bits, check_bits, check_group_size, group_length
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.tensors import CalibStats
-from lutlab.quantizers.contract import Calibrated
+from lutlab.quantizers.contract import Calibrated, finite
 from lutlab.quantizers.one_thread import one_thread
 
 log = logging.getLogger(__name__)
 
 # Where H is not positive definite in float32, damping is raised by this factor until it is, from at least FIRST_DAMP.
 RAISE, FIRST_DAMP = 10.0, 1e-4
+PASSED_ON = "an error is passed on to every weight of its row"  # why no weight may be inf
 
 
 @dataclass(frozen=True)
@@ -112,30 +113,15 @@ class CodeBooks(Protocol):
         """[columns, N] uint8 of levels [columns, N] that belong to groups [columns]."""
 
 
-def checked(weight: torch.Tensor, q: int, g: int) -> torch.Tensor:
-    """Weight [N, K] as float32.
+def checked(weight: torch.Tensor, q: Bits, g: int) -> tuple[torch.Tensor, int]:
+    """Weight [N, K] as float32, and q, which is whole.
 
     Raises:
         LutlabError: q or g out of range; a weight is inf or nan.
     """
-    check_bits(q)
+    q = check_bits(q)
     check_group_size(g)
-    return finite(weight)
-
-
-def finite(weight: torch.Tensor) -> torch.Tensor:
-    """Weight [N, K] as float32.
-
-    Raises:
-        LutlabError: a weight is inf or nan.
-    """
-    weight = weight.detach().float()
-    if not torch.isfinite(weight).all():
-        raise LutlabError(
-            f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: "
-            "an error is passed on to every weight of its row; check the checkpoint"
-        )
-    return weight
+    return finite(weight, PASSED_ON), q
 
 
 def compensate(
@@ -328,10 +314,6 @@ class Compensating(Calibrated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.true_sequential and self.inputs == "full":
-            raise LutlabError(
-                "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"
-            )
         if self.target == "weights":
             return
         if self.inputs == "full":
@@ -379,11 +361,7 @@ class Compensated(Compensating):
             )
 
     def prepare(self, stats: CalibStats) -> Factored:
-        """Factor H, once for all layers that share an input, and for every q and g.
-
-        Raises:
-            LutlabError: H is not finite or has a negative diagonal.
-        """
+        """H, factored in the order in which columns go."""
         if not self.act_order:
             return factor(stats.hessian, self.damp)
         # A stable sort leaves channels of equal diagonal in their own order on every machine.

@@ -32,6 +32,7 @@ class Method(ABC):
     format: ClassVar[str]
     quantizes: ClassVar[bool] = True
     libraries: ClassVar[tuple[str, ...]] = ()
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
     def __post_init__(self) -> None:
         """Refuse options of another type or out of their limits; a method adds what it refuses of several together."""
@@ -58,6 +59,7 @@ class Method(ABC):
             LutlabError: the method takes no such weight.
         """
         del rows, columns
+        return None
 
     def resized(
         self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int
@@ -71,12 +73,12 @@ class Method(ABC):
 
     @abstractmethod
     def quantize(self, *args: Any, **kwargs: Any) -> QuantizedTensor:
-        """quantize(weight, q, g): [N, K] float -> the quantized form at q bits, group size g; the weight is left alone.
+        """From weight [N, K] float, q and g the quantized form; the weight is left alone.
 
         A calibrated method takes a fourth argument.
 
         Raises:
-            LutlabError: q or g out of range; a weight is inf or nan; a scale is beyond its dtype's range.
+            LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond its dtype's range.
         """
 
 
@@ -94,10 +96,17 @@ class Calibrated(Method):
     """
 
     inputs: str
-    true_sequential: bool
+    true_sequential: bool = False
     target: str = "weights"
     hessian: str = "inputs"
     output_groups: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inputs == "full" and self.true_sequential:
+            raise LutlabError(
+                "true_sequential follows the layers quantized so far, inputs=full none: use inputs=quantized"
+            )
 
     @abstractmethod
     def prepare(self, stats: CalibStats) -> Any:
@@ -120,6 +129,21 @@ class Rescaling(Calibrated):
         self, weights: Sequence[torch.Tensor], widths: Sequence[Width | None], stats: CalibStats
     ) -> torch.Tensor:
         """[K] float32 > 0 for layers [N_i, K] that share an input; a width of None has no say."""
+
+
+def finite(weight: torch.Tensor, reason: str) -> torch.Tensor:
+    """Weight [N, K] as float32.
+
+    Raises:
+        LutlabError: a weight is inf or nan; `reason` says why none may be.
+    """
+    weight = weight.detach().float()
+    if not torch.isfinite(weight).all():
+        raise LutlabError(
+            f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: {reason}; check the "
+            "checkpoint"
+        )
+    return weight
 
 
 def make_method(name: str, **options: Any) -> Method:

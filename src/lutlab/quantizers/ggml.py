@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lutlab.base import ggml
 from lutlab.base.errors import LutlabError
@@ -24,7 +24,7 @@ from lutlab.base.groups import Bits, Width
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
 from lutlab.base.tensors import BlocksTensor
-from lutlab.quantizers.contract import Calibrated, Method
+from lutlab.quantizers.contract import Calibrated, Method, finite
 
 # src/llama-quant.cpp of the llama.cpp that llama-cpp-python 0.3.36 brings: tensor_type_fallback …
 FALLBACKS = {
@@ -33,6 +33,10 @@ FALLBACKS = {
 }  # fmt: skip
 # … and tensor_requires_imatrix
 NEED_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
+if TYPE_CHECKING:
+    Type = str
+else:
+    Type = Literal[tuple(ggml.TYPES)]
 
 
 @register("method", "ggml")
@@ -50,7 +54,7 @@ class GGML(Method):
     format: ClassVar[str] = "ggml"
     libraries: ClassVar[tuple[str, ...]] = ("llama_cpp_python",)
 
-    type: Literal[tuple(ggml.TYPES)] = "Q4_0"
+    type: Type = "Q4_0"
     fallback: bool = False
 
     def __post_init__(self) -> None:
@@ -62,7 +66,7 @@ class GGML(Method):
 
     @classmethod
     def obstacle(cls) -> str:
-        """See Method: llama-cpp-python is not installed."""
+        """That llama-cpp-python is not installed."""
         return ggml.lacking()
 
     def check_width(self, q: Bits, g: int) -> Width:
@@ -71,7 +75,7 @@ class GGML(Method):
         return ggml.TYPES[self.type]
 
     def layout(self, rows: int, columns: int) -> Mapping[str, Any]:
-        """See Method: the type of a layer follows from its inputs."""
+        """Sizes, and the type of a layer, which follows from its inputs."""
         kind = self.type_for(columns)
         return {"out_features": rows, "in_features": columns, "type": kind}
 
@@ -104,12 +108,7 @@ class GGML(Method):
                 llama-cpp-python is not installed.
         """
         self.check_width(q, g)
-        weight = weight.detach().float()
-        if bad := int((~torch.isfinite(weight)).sum()):
-            raise LutlabError(
-                f"{bad} of {weight.numel()} weights are inf or nan: a block takes its scale from all of its weights; "
-                "check the checkpoint"
-            )
+        weight = finite(weight, "a block takes its scale from all of its weights")
         kind = self.type_for(weight.shape[1])
         if absent := self.obstacle():
             raise LutlabError(absent)

@@ -7,7 +7,6 @@ options these are; of types that do not look at it (Q8_0) the blocks are the sam
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import torch
@@ -22,16 +21,11 @@ from lutlab.quantizers.ggml import GGML
 class GGMLImatrix(GGML, Calibrated):
     """Options of ggml.py."""
 
-    inputs: ClassVar[str] = "full"
-    true_sequential: ClassVar[bool] = False
+    inputs = "full"
 
     def prepare(self, stats: CalibStats) -> torch.Tensor:
-        """Mean squares of the inputs, [K] float32.
-
-        Raises:
-            LutlabError: they are inf or nan.
-        """
-        found = stats.hessian.diagonal()
-        if not torch.isfinite(found).all():
+        """Mean squares of the inputs, [K] float32."""
+        squares = stats.hessian.diagonal()
+        if not torch.isfinite(squares).all():
             raise LutlabError("calibration: mean squares of inputs are inf or nan: check the text")
-        return found
+        return squares

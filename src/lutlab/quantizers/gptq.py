@@ -14,7 +14,7 @@ import copy
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.base.groups import group_count
+from lutlab.base.groups import Bits, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.limits import CountFrom0
 from lutlab.base.registry import register
@@ -45,13 +45,9 @@ class GPTQ(Compensated):
     sweeps: CountFrom0 = 0
     symmetric: bool = False
 
-    def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> UniformTensor:
-        """[N, K] float and the factored inputs -> UniformTensor with G = ceil(K / g) groups a row.
-
-        Raises:
-            LutlabError: q or g out of range; a weight is inf or nan; a scale is beyond scale_dtype's range.
-        """
-        weight = checked(weight, q, g)
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> UniformTensor:
+        """[N, K] float and the factored inputs -> UniformTensor with G = ceil(K / g) groups a row."""
+        weight, q = checked(weight, q, g)
         grids = _Grids(weight, q, g, Grid(self.variant, self.scale_dtype, self.symmetric))
         codes, order = compensate(weight, g, prepared, grids, self.block_size, self.static_groups)
         if self.sweeps:
@@ -73,11 +69,11 @@ class _Grids:
 
     def at(self, rows: slice) -> _Grids:
         """The grids of some rows."""
-        found = copy.copy(self)
-        found.step, found.lowest, found.highest = (
-            one[:, rows] for one in (self.step, self.lowest, self.highest)
+        grids = copy.copy(self)
+        grids.step, grids.lowest, grids.highest = (
+            values[:, rows] for values in (self.step, self.lowest, self.highest)
         )
-        return found
+        return grids
 
     def fit(self, group: int, values: torch.Tensor) -> None:
         step, zero = self.grid.fit(values.amin(dim=0), values.amax(dim=0), self.q)
@@ -111,14 +107,14 @@ class _Grids:
 
         Of a symmetric grid, the present one.
         """
-        wanted = (gram * before).sum(dim=1) + rhs
+        target = (gram * before).sum(dim=1) + rhs
         free = before + solved(gram, rhs)
         near = torch.round(-free[1] / free[0]).nan_to_num(0.0, 0.0, 0.0)
         zeros = torch.stack((near - 1, near, near + 1)).clamp(0, 2**self.q - 1)
         present = torch.round(-before[1] / before[0]).unsqueeze(0)
         zeros = present if self.grid.symmetric else torch.cat((zeros, present))
         square = gram[0, 0] - zeros * (2 * gram[0, 1] - zeros * gram[1, 1])
-        scale = (wanted[0] - zeros * wanted[1]) / square
+        scale = (target[0] - zeros * target[1]) / square
         scale = scale.to(self.grid.dtype).double().clamp(min=SMALLEST[self.grid.scale_dtype])
         tried = torch.stack((scale, -scale * zeros), dim=1)  # [candidates, 2, N]
         step = tried - before

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.groups import group_count
+from lutlab.base.groups import Bits, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
@@ -60,13 +60,9 @@ class GPTQBCQ(Compensated):
     rounds: Count = 5
     alpha_dtype: ScaleDtype = "fp16"
 
-    def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> BCQTensor:
-        """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row.
-
-        Raises:
-            LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond alpha_dtype's range.
-        """
-        weight = checked(weight, q, g)
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> BCQTensor:
+        """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row."""
+        weight, q = checked(weight, q, g)
         groups = group_count(g, weight.shape[1])
         dtype = torch.float16 if self.alpha_dtype == "fp16" else torch.float32
         alpha = weight.new_empty(q, len(weight), groups, dtype=dtype)
@@ -99,12 +95,13 @@ class Codewords:
         folded, dtype = self.offset is None, self.alpha.dtype
         parts = [
             solve_from_grid(
-                one.t().contiguous(), self.q, rounds=self.rounds, offset=not folded, dtype=dtype
+                rows.t().contiguous(), self.q, rounds=self.rounds, offset=not folded, dtype=dtype
             )
-            for one in some
+            for rows in some
         ]
-        alpha = torch.cat([part[0] for part in parts], dim=1)
-        offset = None if folded else torch.cat([part[1] for part in parts])
+        alpha = torch.cat([alpha for alpha, _ in parts], dim=1)
+        offsets = [offset for _, offset in parts if offset is not None]
+        offset = torch.cat(offsets) if offsets else None
         for coefficient in (alpha,) if offset is None else (alpha, offset):
             if not torch.isfinite(coefficient).all():
                 raise LutlabError(
@@ -117,7 +114,7 @@ class Codewords:
         """Take alpha [q, N] and offset [N] or None as a group's; columns are rounded to them from now on."""
         self.alpha[:, :, group] = alpha
         words = alpha.new_zeros(1, alpha.shape[1], dtype=torch.float64)
-        if offset is not None:
+        if self.offset is not None and offset is not None:
             self.offset[:, group] = offset
             words += offset.double()
         # Bit b of a code is plane b: the words of a later plane have the higher bit.

@@ -50,7 +50,7 @@ class GroupWidths(Mixed):
     by_group: bool = True
 
     def check_width(self, q: Bits, g: int) -> Width:
-        """(q, g); without by_group q is whole. See Method."""
+        """(q, g) of mixed.py; without by_group q is whole."""
         q, g = super().check_width(q, g)
         if not self.by_group and q not in MIXED_WIDTHS:
             raise LutlabError(
@@ -59,7 +59,7 @@ class GroupWidths(Mixed):
         return q, g
 
     def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Factored) -> torch.Tensor:
-        """Widths of 2, 3 and 4 bits of the groups, of mean at most q; see Mixed."""
+        """Widths of 2, 3 and 4 bits, of mean at most q, by falling gain a bit."""
         if not self.by_group:
             groups = weight.shape[1] // g
             return torch.full((groups,), q, dtype=torch.uint8, device=weight.device)
@@ -78,7 +78,7 @@ class GroupWidths(Mixed):
         return widths.to(torch.uint8)
 
     def count(self, groups: int, q: Bits) -> tuple[int, int]:
-        """Groups of 3 and of 4 bits; see Mixed."""
+        """All of q bits; by group, the fewest of 4 bits that the bits beyond 2 leave."""
         if not self.by_group:
             return groups * (q == 3), groups * (q == WIDE)
         steps = self._steps(groups, q)
@@ -91,7 +91,7 @@ class GroupWidths(Mixed):
 
     def _error(self, values: torch.Tensor, matters: torch.Tensor, bits: int) -> torch.Tensor:
         """Cost [G] of groups of values [G, g, N] at so many bits."""
-        found = fit_group(values, bits, SCALE_BITS, self.scale_group, search=self.search_ranges)
-        scale, zero = (one.unsqueeze(1) for one in found[:2])
+        grids = fit_group(values, bits, SCALE_BITS, self.scale_group, search=self.search_ranges)
+        scale, zero = (part.unsqueeze(1) for part in grids[:2])
         nearest = levels(values, scale, zero, 2**bits - 1) * scale
         return ((nearest - values).square() * matters).sum(dim=(1, 2))

@@ -16,7 +16,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lutlab.base.groups import group_length
+from lutlab.base.groups import Bits, group_length
 from lutlab.base.lazy import torch
 from lutlab.base.limits import CountFrom0
 from lutlab.base.registry import register
@@ -49,12 +49,8 @@ class HessianBCQ(GPTQBCQ):
     sweeps: CountFrom0 = 2
     joint: bool = False
 
-    def quantize(self, weight: torch.Tensor, q: int, g: int, prepared: Factored) -> BCQTensor:
-        """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row.
-
-        Raises:
-            LutlabError: q or g out of range; a weight is inf or nan; a coefficient is beyond alpha_dtype's range.
-        """
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> BCQTensor:
+        """The BCQTensor of gptq_bcq.py, refined."""
         start = super().quantize(weight, q, g, prepared)
 
         def books(rows: slice) -> _Books:
@@ -103,7 +99,7 @@ class _Books(Codewords):
         return coefficients.to(self.alpha.dtype).double()
 
     def store(self, group: int, coefficients: torch.Tensor) -> None:
-        for kept in (self.words, self.cuts, self.code_of):
-            kept.clear()  # of the group before: at q = 8 all of them would outweigh the layer
+        for fitted in (self.words, self.cuts, self.code_of):
+            fitted.clear()  # of the group before: at q = 8 all of them would outweigh the layer
         offset = None if self.offset is None else coefficients[self.q].to(self.offset.dtype)
         self.take(group, coefficients[: self.q].to(self.alpha.dtype), offset)

@@ -29,7 +29,8 @@ from lutlab.base.groups import Bits, Width, check_group_size, group_length
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.tensors import BLOCK_GROUP, CalibStats, MixedTensor, fill_blocks
-from lutlab.quantizers.compensation import Compensating, Factored, compensate, factor, finite
+from lutlab.quantizers.compensation import PASSED_ON, Compensating, Factored, compensate, factor
+from lutlab.quantizers.contract import finite
 from lutlab.quantizers.mixed_books import NARROW, WIDE, MixedBooks
 
 
@@ -59,7 +60,7 @@ class Mixed(Compensating):
     compensate: bool = True
 
     def check_width(self, q: Bits, g: int) -> Width:
-        """(q, g): q is the mean width of codes, from 2 to 4; see Method."""
+        """(q, g): q is the mean width of codes, from 2 to 4."""
         return check_mean_bits(q), check_group_size(g)
 
     @abstractmethod
@@ -73,7 +74,7 @@ class Mixed(Compensating):
     def resized(
         self, layout: Mapping[str, Any], rows: int, columns: int, q: Bits, g: int
     ) -> dict[str, Any]:
-        """See Method: numbers of groups and of outliers follow from the shape."""
+        """The layout of the real size: numbers of groups and of outliers follow from the shape."""
         length = group_length(g, columns)
         groups = -(-columns // length)
         three, wide = self.count(groups, q)
@@ -96,11 +97,7 @@ class Mixed(Compensating):
         return self.aligned and exists
 
     def prepare(self, stats: CalibStats) -> Factored:
-        """Factor H, once for all layers that share an input, and for every q and g.
-
-        Raises:
-            LutlabError: H is not finite or has a negative diagonal.
-        """
+        """H, factored in the order of channels."""
         return factor(stats.hessian, self.damp)
 
     def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> MixedTensor:
@@ -123,16 +120,16 @@ class Mixed(Compensating):
                 outliers.
         """
         columns = weight.shape[1]
-        length = group_length(check_group_size(g), columns)
-        filled = torch.nn.functional.pad(finite(weight), (0, -columns % length))
+        length = group_length(g, columns)
+        filled = torch.nn.functional.pad(finite(weight, PASSED_ON), (0, -columns % length))
         return self._at_widths(filled, widths, length, columns, None)
 
     def _filled(
         self, weight: torch.Tensor, g: int, prepared: Factored
     ) -> tuple[torch.Tensor, Factored, int]:
         """Weight and inputs with whole groups, and the length of a group."""
-        weight, columns = finite(weight), weight.shape[1]
-        length = group_length(check_group_size(g), columns)
+        weight, columns = finite(weight, PASSED_ON), weight.shape[1]
+        length = group_length(g, columns)
         missing = -columns % length
         if not missing:
             return weight, prepared, length
@@ -149,12 +146,12 @@ class Mixed(Compensating):
         inputs: Factored | None,
     ) -> MixedTensor:
         """The weight [N, G * g], of which `columns` are real, at these widths; inputs None: nothing is compensated."""
-        kept = self._outliers(weight[:, :columns], widths, g)
+        outliers = self._outliers(weight[:, :columns], widths, g)
         books = MixedBooks(
             weight,
             widths,
             g,
-            kept,
+            outliers,
             scale_group=self.scale_group,
             by_row=self.wide_scale == "row",
             aligned=self.is_aligned(widths, g),
@@ -185,18 +182,18 @@ class Mixed(Compensating):
         if not count:
             return None
         narrow = (widths == NARROW).repeat_interleave(g)[: weight.shape[1]]
-        there = int(narrow.sum()) * len(weight)
-        if count > there:
+        room = int(narrow.sum()) * len(weight)
+        if count > room:
             raise LutlabError(
                 f"outliers={self.outliers}: {count} of {weight.numel()} weights, and groups of 2 bits, which alone "
-                f"have outliers, hold {there}: lower outliers or q"
+                f"have outliers, hold {room}: lower outliers or q"
             )
         size = weight.abs().masked_fill(~narrow, -1.0).flatten()
         # A stable sort chooses the same of equal weights on every machine.
         chosen = torch.sort(size, descending=True, stable=True).indices[:count]
-        kept = torch.zeros_like(size, dtype=torch.bool)
-        kept[chosen] = True
-        return kept.view_as(weight)
+        outliers = torch.zeros_like(size, dtype=torch.bool)
+        outliers[chosen] = True
+        return outliers.view_as(weight)
 
 
 def check_mean_bits(q: Bits) -> Bits:

@@ -56,7 +56,7 @@ class Mixed2416(Mixed):
     seed: Annotated[int, a_seed] = 0
 
     def choose(self, weight: torch.Tensor, q: Bits, g: int, inputs: Factored) -> torch.Tensor:
-        """Widths 2 and 4 of the groups; see Mixed.
+        """4 bits for the most sensitive groups, 2 for the others.
 
         Raises:
             LutlabError: q is not 2.5 with neighbours.
@@ -72,13 +72,13 @@ class Mixed2416(Mixed):
             blocks = sensitivity.split(_BLOCK)
             chosen = [_BLOCK * at + int(some.argmax()) for at, some in enumerate(blocks)]
         else:
-            chosen = torch.sort(sensitivity, descending=True, stable=True).indices[:count]
+            chosen = torch.sort(sensitivity, descending=True, stable=True).indices[:count].tolist()
         widths = torch.full((groups,), NARROW, dtype=torch.uint8, device=weight.device)
         widths[chosen] = WIDE
         return widths
 
     def count(self, groups: int, q: Bits) -> tuple[int, int]:
-        """Groups of 3 and of 4 bits; see Mixed."""
+        """None of 3 bits, and a share (q - 2) / 2 of 4 bits."""
         if q == _QUARTER:
             return 0, math.ceil(groups / _BLOCK)
         return 0, math.floor(groups * (q - NARROW) / (WIDE - NARROW) + 1e-9)

@@ -29,7 +29,7 @@ SMALLEST_STEP = 2.0**-24  # float16's smallest number
 class MixedBooks:
     """The grids of all groups of a weight [N, G * g]. A level is code - zero; at an outlier 0.
 
-    kept: [N, K] bool, outliers, or None; scale_group, by_row (groups of 4 bits have a scale a row), aligned,
+    outliers: [N, K] bool, or None; scale_group, by_row (groups of 4 bits have a scale a row), aligned,
     search_ranges: as mixed.Mixed has them.
     """
 
@@ -38,7 +38,7 @@ class MixedBooks:
         weight: torch.Tensor,
         widths: torch.Tensor,
         g: int,
-        kept: torch.Tensor | None,
+        outliers: torch.Tensor | None,
         *,
         scale_group: int,
         by_row: bool,
@@ -56,12 +56,13 @@ class MixedBooks:
         bands = -(-rows // scale_group)
         self.scale, self.zero, self.scale_code = (weight.new_zeros(groups, rows) for _ in range(3))
         self.scale_zero, self.scale_step = (weight.new_zeros(groups, bands) for _ in range(2))
-        self.row = None
-        self.kept, self.values = None, None
-        if kept is not None:
-            missing = weight.shape[1] - kept.shape[1]
-            self.kept = torch.nn.functional.pad(kept, (0, missing)).t().contiguous()  # [K, N]
-            self.values = weight.t().half()
+        self.row: tuple[torch.Tensor, torch.Tensor] | None = None
+        # where they are, and every value as it would be one, both [K, N]
+        self.outliers: tuple[torch.Tensor, torch.Tensor] | None = None
+        if outliers is not None:
+            missing = weight.shape[1] - outliers.shape[1]
+            places = torch.nn.functional.pad(outliers, (0, missing)).t().contiguous()
+            self.outliers = places, weight.t().half()
         if by_row and WIDE in self.width_of:
             self._fit_rows()
 
@@ -82,8 +83,9 @@ class MixedBooks:
         at = self.channels[group * self.g] // self.g
         if self.row is not None and self.width_of[at] == WIDE:
             return
-        if self.kept is not None:
-            values = values.masked_fill(self.kept[at * self.g : (at + 1) * self.g], 0.0)
+        if self.outliers is not None:
+            places = self.outliers[0][at * self.g : (at + 1) * self.g]
+            values = values.masked_fill(places, 0.0)
         self._set(at, fit_group(values, *self._bits(at), search=self.search))
 
     def _bits(self, group: int) -> tuple[int, int, int]:
@@ -101,11 +103,11 @@ class MixedBooks:
         scale, zero = self.scale[at], self.zero[at]
         level = levels(column, scale, zero, 2 ** self.width_of[at] - 1)
         value = level * scale
-        if self.kept is not None:
-            kept = self.kept[channel]
-            self.values[channel] = column.half()
-            level = level.masked_fill_(kept, 0.0)
-            value = torch.where(kept, self.values[channel].float(), value)
+        if self.outliers is not None:
+            places, values = self.outliers
+            values[channel] = column.half()
+            level = level.masked_fill_(places[channel], 0.0)
+            value = torch.where(places[channel], values[channel].float(), value)
         return level, value
 
     def codes(self, levels: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
@@ -116,8 +118,8 @@ class MixedBooks:
     def round_all(self) -> torch.Tensor:
         """Codes [N, G * g] of every weight, each group at the nearest values of its own grid."""
         values = self.weight.t().contiguous()
-        if self.kept is not None:
-            values = values.masked_fill(self.kept, 0.0)
+        if self.outliers is not None:
+            values = values.masked_fill(self.outliers[0], 0.0)
         grouped = values.view(-1, self.g, values.shape[1])  # [G, g, N]
         for kind in sorted({self._bits(group) for group in range(len(self.width_of))}):
             at = [group for group in range(len(self.width_of)) if self._bits(group) == kind]
@@ -145,13 +147,13 @@ class MixedBooks:
             scale, zero = self.row
             parts |= {"row_scale": scale.half(), "row_zero": zero.to(torch.uint8)}
             parts["zero_point"][:, self.widths == WIDE] = 0
-        if self.kept is not None:
-            kept = self.kept[: codes.shape[1]].t()
-            row, column = kept.nonzero(as_tuple=True)
+        if self.outliers is not None:
+            places, values = (part.t() for part in self.outliers)
+            row, column = places[:, : codes.shape[1]].nonzero(as_tuple=True)
             parts |= {
                 "outlier_count": torch.bincount(row, minlength=len(codes)).int(),
                 "outlier_column": column.int(),
-                "outlier_value": self.values.t()[row, column],
+                "outlier_value": values[row, column],
             }
         return MixedTensor(
             codes=codes,
@@ -244,7 +246,7 @@ def _refined(
 ) -> tuple[torch.Tensor, ...]:
     """The scale code and zero point of each row, under the steps of `grids`, that err least."""
     rows, top = values.shape[-1], 2**bits - 1
-    *found, scale_zero, scale_step = grids
+    *best_grids, scale_zero, scale_step = grids
     step = _by_row(scale_step, scale_group, rows)
     least = _by_row(scale_zero, scale_group, rows)
     low, high = low_high(values)
@@ -258,9 +260,9 @@ def _refined(
             error = (values - _nearest(values, scale, zero, bits)).square().sum(dim=-2)
             better = error < best
             best = torch.where(better, error, best)
-            tried = (scale, zero, torch.full_like(scale, code))
-            found = [torch.where(better, new, old) for new, old in zip(tried, found, strict=True)]
-    return *found, scale_zero, scale_step
+            tried = zip((scale, zero, torch.full_like(scale, code)), best_grids, strict=True)
+            best_grids = [torch.where(better, new, old) for new, old in tried]
+    return *best_grids, scale_zero, scale_step
 
 
 def fit_rows(values: torch.Tensor, bits: int, *, search: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -280,7 +282,9 @@ def fit_rows(values: torch.Tensor, bits: int, *, search: bool) -> tuple[torch.Te
     return scale, _zero(low, scale, bits)
 
 
-def levels(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int) -> torch.Tensor:
+def levels(
+    values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, top: int | torch.Tensor
+) -> torch.Tensor:
     """Nearest code - zero, float32, of values on grids 0..top of a shape that broadcasts; 0 where there is no scale."""
     divisor = torch.where(scale > 0, scale, torch.inf)
     return torch.minimum(torch.maximum((values / divisor).round_(), -zero), top - zero)

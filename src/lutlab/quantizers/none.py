@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
 from lutlab.base.tensors import DenseTensor
@@ -24,7 +25,7 @@ class NoQuantization(Method):
     format: ClassVar[str] = "dense"
     quantizes: ClassVar[bool] = False
 
-    def quantize(self, weight: torch.Tensor, q: int, g: int) -> DenseTensor:
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> DenseTensor:
         """[N, K] float -> [N, K] float16.
 
         Raises:

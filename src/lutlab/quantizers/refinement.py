@@ -32,12 +32,12 @@ a row, 0.5 MB at K = 11008, q = 2, g = 128.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from lutlab.base.groups import group_length
 from lutlab.base.lazy import torch
 from lutlab.quantizers.alternating import least_squares
-from lutlab.quantizers.compensation import CodeBooks, Columns, Factored, finite
+from lutlab.quantizers.compensation import CodeBooks, Columns, Factored
 from lutlab.quantizers.one_thread import one_thread
 
 SPAN = 128  # columns after which H E is made anew, at least; groups of fewer share one product
@@ -63,8 +63,12 @@ class Books(CodeBooks, Protocol):
     def store(self, group: int, coefficients: torch.Tensor) -> None:
         """Take a [p, N] float64, of `fitted`, as the group's; columns are rounded to it from now on."""
 
+
+class JointBooks(Books, Protocol):
+    """Books whose coefficients may be fitted all at once."""
+
     def rounded(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Coefficients a [p, N] float64 as stored; only of books for which joint least squares are asked."""
+        """Coefficients of any shape as stored."""
 
 
 def refined(
@@ -80,28 +84,25 @@ def refined(
     """Codes [N, K] uint8 after some sweeps; the coefficients are changed in place with them.
 
     Args:
-        weight: [N, K] floats.
+        weight: [N, K] finite floats.
         codes: [N, K] uint8, of the coefficients as they are.
         order: [K], channels of the columns of codes, of which groups are then; None: as they are.
         books_of: the coefficients of some rows.
         factored: factored Hessian of the inputs.
         g: weights of a group; -1 = all of K.
         sweeps: passes over all groups.
-        joint: end with all coefficients of a row at once.
-
-    Raises:
-        LutlabError: a weight is inf or nan.
+        joint: end with all coefficients of a row at once; the books are JointBooks then.
     """
-    weight, hessian, out = finite(weight), factored.hessian, torch.empty_like(codes)
+    weight, hessian, out = weight.detach().float(), factored.hessian, torch.empty_like(codes)
     if order is not None:
         hessian = hessian.index_select(0, order).index_select(1, order)
     length = group_length(g, len(hessian))
     block = max(1, BLOCK_FLOATS // max(len(hessian), 8 * length))
     for first in range(0, len(weight), block):
         rows = slice(first, first + block)
-        wanted = weight[rows].masked_fill(factored.dead, 0.0)
-        wanted = wanted if order is None else wanted.index_select(1, order)
-        state = _Refinement(wanted, codes[rows], books_of(rows), hessian, length)
+        target = weight[rows].masked_fill(factored.dead, 0.0)
+        target = target if order is None else target.index_select(1, order)
+        state = _Refinement(target, codes[rows], books_of(rows), hessian, length)
         for _ in range(sweeps):
             state.checked(state.sweep)
         if joint:
@@ -146,10 +147,10 @@ class _Refinement:
             return
         self.codes[:, rows] = codes[:, rows]
         for group, at in self.groups:
-            kept = self.books.coefficients(group)
-            kept[:, rows] = coefficients[group][:, rows]
-            self.books.store(group, kept)
-            self.error[at] = self.weight[at] - _combined(self.books.planes(self.codes[at]), kept)
+            after = self.books.coefficients(group)
+            after[:, rows] = coefficients[group][:, rows]
+            self.books.store(group, after)
+            self.error[at] = self.weight[at] - _combined(self.books.planes(self.codes[at]), after)
 
     def _coefficients(self) -> torch.Tensor:
         """Coefficients [G, p, N] float64."""
@@ -197,7 +198,7 @@ class _Refinement:
 
     def join(self) -> torch.Tensor:
         """Fit all coefficients of a row at once."""
-        groups, books = self.groups, self.books
+        groups, books = self.groups, cast("JointBooks", self.books)  # as `refined` asks
         before = self._coefficients()
         after, p = before.clone(), before.shape[1]
         fallen = self.error.new_zeros(before.shape[2])
@@ -244,14 +245,14 @@ class _Refinement:
 
         moved = _combined(planes, step)
         value = _combined(planes, before).add_(moved)
-        wanted = (pull - _combined(pushed, step)).mul_(inverse).add_(value)
-        wanted.masked_fill_(inverse == 0, 0.0)
-        columns = Columns(hessian, wanted, value, lambda _, c: books.round(group, c), inverse)
-        for first in range(0, len(wanted), SPAN):
-            last = min(first + SPAN, len(wanted))
+        target = (pull - _combined(pushed, step)).mul_(inverse).add_(value)
+        target.masked_fill_(inverse == 0, 0.0)
+        columns = Columns(hessian, target, value, lambda _, c: books.round(group, c), inverse)
+        for first in range(0, len(target), SPAN):
+            last = min(first + SPAN, len(target))
             with one_thread():
                 columns.halve(first, last)
-            columns.pass_on(first, last, len(wanted))
+            columns.pass_on(first, last, len(target))
         levels = torch.stack(columns.levels)
 
         change = columns.changes.sub_(moved)  # what rounding took, less what least squares gave
@@ -323,13 +324,13 @@ def joint_step(
     padded = planes.new_zeros(count, p, groups * length)
     for group in range(groups):
         first = group * length
-        own = planes[:, group, :, : in_features - first].reshape(count * p, -1)
-        pushed = own @ hessian[first : first + own.shape[1], first:]
+        flat = planes[:, group, :, : in_features - first].reshape(count * p, -1)
+        pushed = flat @ hessian[first : first + flat.shape[1], first:]
         padded[:, :, first:in_features] = pushed.view(count, p, -1)
         later = padded[:, :, first:].view(count, p, -1, length).transpose(1, 2)
-        found = later @ planes[:, group:].transpose(2, 3)  # [n, G - group, p, p]
-        gram[:, group, :, group:] = found.transpose(1, 2)
-        gram[:, group:, :, group] = found.transpose(2, 3)
+        products = later @ planes[:, group:].transpose(2, 3)  # [n, G - group, p, p]
+        gram[:, group, :, group:] = products.transpose(1, 2)
+        gram[:, group:, :, group] = products.transpose(2, 3)
     gram = gram.view(count, size, size)
     gathered = torch.nn.functional.pad(pull, (0, groups * length - in_features))
     rhs = (planes @ gathered.view(count, groups, length, 1)).double().view(count, size)

@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lutlab.base.errors import LutlabError
-from lutlab.base.groups import blocks, check_bits, check_group_size, group_count
+from lutlab.base.groups import Bits, blocks, check_bits, check_group_size, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
 from lutlab.base.tensors import UniformTensor
-from lutlab.quantizers.contract import Method
+from lutlab.quantizers.contract import Method, finite
 from lutlab.quantizers.grid import Grid, Rule, ScaleDtype
 
 
@@ -39,20 +38,10 @@ class RTN(Method):
     scale_dtype: ScaleDtype = "fp16"
     symmetric: bool = False
 
-    def quantize(self, weight: torch.Tensor, q: int, g: int) -> UniformTensor:
-        """[N, K] float -> UniformTensor with G = ceil(K / g) groups a row; computed in float32.
-
-        Raises:
-            LutlabError: q or g out of range; a weight is inf or nan; a scale is beyond scale_dtype's range.
-        """
-        top = 2 ** check_bits(q) - 1
-        check_group_size(g)
-        weight = weight.detach().float()
-        if not torch.isfinite(weight).all():
-            raise LutlabError(
-                f"{int((~torch.isfinite(weight)).sum())} of {weight.numel()} weights are inf or nan: "
-                "method rtn takes its range from every weight; check the checkpoint"
-            )
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> UniformTensor:
+        """[N, K] float -> UniformTensor with G = ceil(K / g) groups a row; computed in float32."""
+        q, g = check_bits(q), check_group_size(g)
+        weight = finite(weight, "method rtn takes its range from every weight")
         grid = Grid(self.variant, self.scale_dtype, self.symmetric)
         rows, in_features = weight.shape
         groups = group_count(g, in_features)
@@ -62,7 +51,7 @@ class RTN(Method):
         for columns, group_columns, block in blocks(weight, g):
             step, zero = grid.fit(block.amin(dim=2), block.amax(dim=2), q)
             level = torch.div(block, step.unsqueeze(2)).round_().add_(zero.unsqueeze(2))
-            codes[:, columns] = level.clamp_(0, top).flatten(1).to(torch.uint8)
+            codes[:, columns] = level.clamp_(0, 2**q - 1).flatten(1).to(torch.uint8)
             scale[:, group_columns] = step.to(grid.dtype)
             zero_point[:, group_columns] = zero.to(torch.int16)
         return UniformTensor(codes, scale, zero_point, q, g)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NoReturn
 
 from lutlab.base.errors import LutlabError
+from lutlab.base.groups import Bits
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
 from lutlab.quantizers.contract import Method
@@ -25,7 +26,7 @@ class Stored(Method):
     format: ClassVar[str] = "uniform"
     quantizes: ClassVar[bool] = False
 
-    def quantize(self, weight: torch.Tensor, q: int, g: int) -> NoReturn:
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> NoReturn:
         """Nothing: there is no weight to quantize.
 
         Raises:

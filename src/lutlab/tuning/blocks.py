@@ -26,7 +26,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import HELD_OUT
-from lutlab.tuning.scales import ScaledLinear
+from lutlab.tuning.scales import Coded, ScaledLinear
 
 # Bytes a weight while its block is trained: where the latent weight began, its move, gradient, two moments of Adam's
 # and the best move in float32, the decoded weight; the code, where it lies among codewords (int64), the packed one.
@@ -71,11 +71,11 @@ def check_memory(model: PreTrainedModel, windows: torch.Tensor, tuning: Tuning) 
     """Say what tuning a full-precision model takes; raise TooLargeError where the device does not hold it."""
     blocks = decoder_blocks(model)
     linears = [weight_of(module) for _, module in linear_layers(model)]
-    weights = sum(one.numel() for one in linears) // len(blocks)
-    ends = sum(sum(one.shape) for one in linears) // len(blocks)
+    weights = sum(weight.numel() for weight in linears) // len(blocks)
+    ends = sum(sum(weight.shape) for weight in linears) // len(blocks)
     tokens = min(tuning.batch, len(windows)) * windows.shape[1]
     parts = {
-        "a copy of the model": sum(one.nbytes for one in model.parameters()),
+        "a copy of the model": sum(parameter.nbytes for parameter in model.parameters()),
         "hidden states": 2 * 4 * windows.numel() * model.config.hidden_size,
         "a block": _BYTES_A_WEIGHT * weights,
         "its activations": 2 * 4 * tokens * ends,  # and their gradients, roughly
@@ -85,8 +85,8 @@ def check_memory(model: PreTrainedModel, windows: torch.Tensor, tuning: Tuning) 
 
 def check_fits(what: str, parts: Mapping[str, int], device: torch.device, cure: str) -> None:
     """Say what a tuning takes; raise TooLargeError where the device does not hold it."""
-    said = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items() if size)
-    log.info("%s takes some %.2f GB: %s", what, sum(parts.values()) / 1e9, said)
+    shares = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in parts.items() if size)
+    log.info("%s takes some %.2f GB: %s", what, sum(parts.values()) / 1e9, shares)
     fits.check(what, parts, f"{device}", cure=cure)
 
 
@@ -117,15 +117,15 @@ def tune_blocks(
     steps, learning_rate = tuning.block_steps, tuning.block_learning_rate
     pace = dataclasses.replace(tuning, steps=steps, learning_rate=learning_rate)
     run = _Run(full, windows, pace, kept)
-    quantized, wanted, facts = run.hidden(start), run.hidden(full), []
+    quantized, targets, facts = run.hidden(start), run.hidden(full), []
     for index, block in enumerate(decoder_blocks(start)):
-        run.advance(copy.deepcopy(decoder_blocks(full)[index]).float(), wanted)
-        dtypes = {name: one.dtype for name, one in block.named_parameters()}
+        run.advance(copy.deepcopy(decoder_blocks(full)[index]).float(), targets)
+        dtypes = {name: parameter.dtype for name, parameter in block.named_parameters()}
         block.float()
-        facts.append(run.tune(f"block-{index:04}", block, quantized, wanted))
+        facts.append(run.tune(f"block-{index:04}", block, quantized, targets))
         run.advance(block, quantized)
-        for name, one in block.named_parameters():
-            one.data = one.data.to(dtypes[name])
+        for name, parameter in block.named_parameters():
+            parameter.data = parameter.data.to(dtypes[name])
     return {"blocks": facts}
 
 
@@ -142,8 +142,9 @@ class _Run:
         self.full, self.windows, self.pace, self.kept = full, windows, pace, kept
         self.family = family_of(full.config)
         self.size = max(1, BATCH_TOKENS // windows.shape[1])  # windows at once, as capture has it
-        held = torch.arange(len(windows)) % HELD_OUT == 0
-        self.trained, self.held = (~held).nonzero().squeeze(1), held.nonzero().squeeze(1)
+        held_out = torch.arange(len(windows)) % HELD_OUT == 0
+        self.trained = (~held_out).nonzero().squeeze(1)
+        self.held_out = held_out.nonzero().squeeze(1)
         self.calls: dict[int, Call] = {}
         self.before = ""  # digest of the blocks so far
 
@@ -178,12 +179,13 @@ class _Run:
         targets: torch.Tensor,
     ) -> dict[str, Any]:
         """Train the quantized layers of a block, or load its finished state; returns its facts."""
-        modules = {layer: block.get_submodule(layer) for layer in self.family.linears}
-        modules = {n: m for n, m in modules.items() if isinstance(m, QuantLinear)}
-        packed = {layer: module.packed for layer, module in modules.items()}
-        said = json.dumps([name, dataclasses.asdict(self.pace), len(self.windows), self.before])
-        of = content_sha256(said, _buffers(packed))
-        facts = self._restored(name, of, packed)
+        named = ((layer, block.get_submodule(layer)) for layer in self.family.linears)
+        modules = {layer: module for layer, module in named if isinstance(module, QuantLinear)}
+        # check_tunable refuses methods of other formats
+        packed = {layer: cast("Coded", module.packed) for layer, module in modules.items()}
+        header = json.dumps([name, dataclasses.asdict(self.pace), len(self.windows), self.before])
+        digest = content_sha256(header, _buffers(packed))
+        facts = self._restored(name, digest, packed)
         if facts is None:
             layers = {n: CodedLinear(packed[n], m.bias) for n, m in modules.items()}
             put_layers(block, layers)
@@ -191,20 +193,20 @@ class _Run:
             if facts["kept_step"]:
                 packed |= {layer: module.rounded() for layer, module in layers.items()}
             if self.kept:
-                self.kept.write(name, _buffers(packed), {"tuned": of, "facts": facts})
-        self.before = content_sha256(of, _buffers(packed))
+                self.kept.write(name, _buffers(packed), {"tuned": digest, "facts": facts})
+        self.before = content_sha256(digest, _buffers(packed))
         put_layers(block, {n: QuantLinear(packed[n], m.bias) for n, m in modules.items()})
         return facts
 
-    def _restored(self, name: str, of: str, packed: dict[str, Format]) -> dict[str, Any] | None:
+    def _restored(self, name: str, digest: str, packed: dict[str, Coded]) -> dict[str, Any] | None:
         """Facts of a block that was finished from this very beginning, whose weights replace those of `packed`."""
         tensors, facts = (self.kept and self.kept.intact(name)) or ({}, {})
-        if facts.get("tuned") != of:
+        if facts.get("tuned") != digest:
             return None
-        for layer, one in packed.items():
-            found = {n: tensors.get(f"{layer}.{n}") for n in one.buffers}
-            device = next(b.device for b in one.buffers.values() if b is not None)
-            packed[layer] = one.with_buffers(found).to(device)
+        for layer, weight in packed.items():
+            buffers = {n: tensors.get(f"{layer}.{n}") for n in weight.buffers}
+            device = next(iter(weight.stored_buffers.values())).device
+            packed[layer] = weight.with_buffers(buffers).to(device)
         return facts["facts"]
 
     def _fitted(
@@ -223,8 +225,8 @@ class _Run:
             return difference.square().mean() / spread
 
         def held_out() -> float:
-            batches = self.held.split(self.pace.batch)
-            return sum(error(b).item() * len(b) for b in batches) / len(self.held)
+            batches = self.held_out.split(self.pace.batch)
+            return sum(error(b).item() * len(b) for b in batches) / len(self.held_out)
 
         before = {layer: module.rounded().unpack().codes for layer, module in layers.items()}
         curve = fit(
@@ -252,9 +254,8 @@ def _buffers(packed: Mapping[str, Format]) -> dict[str, torch.Tensor]:
     """Stored tensors of some layers, in main memory."""
     return {
         f"{layer}.{name}": buffer.cpu()
-        for layer, one in packed.items()
-        for name, buffer in one.buffers.items()
-        if buffer is not None
+        for layer, weight in packed.items()
+        for name, buffer in weight.stored_buffers.items()
     }
 
 
@@ -274,7 +275,7 @@ class CodedLinear(ScaledLinear):
         moves: parameters, all 0 at first: of each of the scales, by its name, and `latent` [N, G, g].
     """
 
-    def __init__(self, packed: PackedBCQ | PackedUniform, bias: torch.Tensor | None) -> None:
+    def __init__(self, packed: Coded, bias: torch.Tensor | None) -> None:
         super().__init__(packed, bias)
         self.scales.requires_grad_(False)
         self.tensor = packed.unpack()
@@ -284,12 +285,15 @@ class CodedLinear(ScaledLinear):
         self.latent = self._by_group(packed.dequantize())
         began = {**self.scales, "latent": self.latent}
         self.moves = nn.ParameterDict(
-            {name: nn.Parameter(torch.zeros_like(one)) for name, one in began.items()}
+            {name: nn.Parameter(torch.zeros_like(value)) for name, value in began.items()}
         )
 
-    def rounded(self) -> PackedBCQ | PackedUniform:
+    def rounded(self) -> Coded:
         """The weight as it would be stored now: of the same layout."""
-        return pack(self._chosen()[0])
+        tensor = self._chosen()[0]
+        if isinstance(tensor, BCQTensor):
+            return PackedBCQ.pack(tensor)
+        return PackedUniform.pack(tensor)
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The moves, by name."""
@@ -302,8 +306,11 @@ class CodedLinear(ScaledLinear):
     @torch.no_grad()
     def _chosen(self) -> tuple[BCQTensor | UniformTensor, torch.Tensor]:
         """The moves as they are: codes and scales as stored, and the weight [N, K] float32 by input channels."""
-        stored = self.packed.buffers
-        scales = {n: self._moved(n, one).to(stored[n].dtype) for n, one in self.scales.items()}
+        stored = self.packed.stored_buffers
+        scales: dict[str, Any] = {
+            name: self._moved(name, scale).to(stored[name].dtype)
+            for name, scale in self.scales.items()
+        }
         tensor = dataclasses.replace(self.tensor, **scales)
         words, code_of = codewords(tensor).sort(2)
         edges = (words[..., 1:] + words[..., :-1]) / 2
@@ -319,9 +326,9 @@ class CodedLinear(ScaledLinear):
 
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """dL/dW [N, K] -> dL/d of each of the moves."""
-        found = dict(zip(self.scales, super().gradients(gradient), strict=True))
-        found["latent"] = self._by_group(gradient)
-        return [self.units[name] * found[name] for name in self.moves]
+        by_name = dict(zip(self.scales, super().gradients(gradient), strict=True))
+        by_name["latent"] = self._by_group(gradient)
+        return [self.units[name] * by_name[name] for name in self.moves]
 
     def _by_group(self, weight: torch.Tensor) -> torch.Tensor:
         """[N, K] by input channels -> [N, G, g] by columns."""

@@ -103,11 +103,11 @@ def fit(
             if run.curve["diverged"]:
                 break
             torch.manual_seed((tuning.seed * 1_000_003 + step) % 2**63)
-            found = run.take(step, loss, batch)
+            value = run.take(step, loss, batch)
             run.keep(last=step == steps or run.curve["diverged"])
             # by the pace of this process's own steps
             left = (steps - step) * (time.monotonic() - began) / max(1, step - done)
-            tell(Progress(name, step, steps, found, left))
+            tell(Progress(name, step, steps, value, left))
     return run.end()
 
 
@@ -154,15 +154,15 @@ class _Loop:
         self.held_out, self.kept = held_out, kept
         self.optimizers = {
             key: torch.optim.AdamW(
-                [one], tuning.learning_rate, BETAS, weight_decay=tuning.weight_decay
+                [parameter], tuning.learning_rate, BETAS, weight_decay=tuning.weight_decay
             )
-            for key, one in parameters.items()
+            for key, parameter in parameters.items()
         }
         self.curve: dict[str, Any] = {
             "losses": [], "held_out": [], "kept_step": 0, "diverged": False
         }  # fmt: skip
         self.best = self._copies()
-        self._of, self._next_keep = "", 0.0
+        self._digest, self._next_keep = "", 0.0
 
     @property
     def step(self) -> int:
@@ -172,35 +172,35 @@ class _Loop:
     def begin(self, samples: int, first: float | None) -> None:
         """Restore the written state, or judge the parameters where there is none."""
         if self.kept:
-            said = json.dumps([self.name, dataclasses.asdict(self.tuning), samples])
-            self._of = content_sha256(said, self.best)
-            if self._restore():
+            header = json.dumps([self.name, dataclasses.asdict(self.tuning), samples])
+            self._digest = content_sha256(header, self.best)
+            if self._restore(self.kept):
                 return
             self._next_keep = time.monotonic() + _KEEP_SECONDS
         if self.held_out:
-            found = self._judged() if first is None else first
-            if not math.isfinite(found):
+            value = _judged(self.held_out) if first is None else first
+            if not math.isfinite(value):
                 raise LutlabError(
-                    f"tuning {self.name}: the loss is {found} before the first step, so there is nothing to tune "
+                    f"tuning {self.name}: the loss is {value} before the first step, so there is nothing to tune "
                     "from: look at the model without tuning first"
                 )
-            self.curve["held_out"].append([0, found])
+            self.curve["held_out"].append([0, value])
 
     @contextmanager
     def moving(self) -> Iterator[None]:
         """While entered, every parameter moves by its gradient as soon as that is there, and drops it."""
         handles = []
-        for key, one in self.parameters.items():
-            one.requires_grad_()
+        for key, parameter in self.parameters.items():
+            parameter.requires_grad_()
             move = functools.partial(_move, self.optimizers[key])
-            handles.append(one.register_post_accumulate_grad_hook(move))
+            handles.append(parameter.register_post_accumulate_grad_hook(move))
         try:
             yield
         finally:
-            for handle, one in zip(handles, self.parameters.values(), strict=True):
+            for handle, parameter in zip(handles, self.parameters.values(), strict=True):
                 handle.remove()
-                one.requires_grad_(False)
-                one.grad = None
+                parameter.requires_grad_(False)
+                parameter.grad = None
 
     def take(
         self, step: int, loss: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor
@@ -208,33 +208,28 @@ class _Loop:
         """Take one step; returns its loss."""
         for optimizer in self.optimizers.values():
             optimizer.param_groups[0]["lr"] = rate(self.tuning, step)
-        found = loss(batch)
-        value = found.item()
+        mean = loss(batch)
+        value = mean.item()
         if not math.isfinite(value):
             self._diverge(step, value)
             return value
-        found.backward()
+        mean.backward()
         self.curve["losses"].append(value)
         between = math.ceil(self.tuning.steps / EVALUATIONS)
         if self.held_out and (step % between == 0 or step == self.tuning.steps):
-            self._consider(step)
+            self._consider(step, _judged(self.held_out))
         return value
 
-    def _consider(self, step: int) -> None:
+    def _consider(self, step: int, value: float) -> None:
         """Keep the parameters as they are now, if their held-out loss is less than before."""
-        found = self._judged()
-        log.info("tuning %s: loss %.4f on held-out samples after step %d", self.name, found, step)
-        if not math.isfinite(found):
-            self._diverge(step, found)
+        log.info("tuning %s: loss %.4f on held-out samples after step %d", self.name, value, step)
+        if not math.isfinite(value):
+            self._diverge(step, value)
             return
-        least = min(value for _, value in self.curve["held_out"])
-        self.curve["held_out"].append([step, found])
-        if found < least:
+        least = min(before for _, before in self.curve["held_out"])
+        self.curve["held_out"].append([step, value])
+        if value < least:
             self.curve["kept_step"], self.best = step, self._copies()
-
-    def _judged(self) -> float:
-        with torch.no_grad():
-            return self.held_out()
 
     def _diverge(self, step: int, value: float) -> None:
         """Stop for good, since the loss diverges.
@@ -261,8 +256,8 @@ class _Loop:
             curve["kept_step"] = self.step
         else:
             with torch.no_grad():
-                for key, one in self.parameters.items():
-                    one.copy_(self.best[key])
+                for key, parameter in self.parameters.items():
+                    parameter.copy_(self.best[key])
         if self.held_out and curve["kept_step"] == 0 and not diverged:
             log.warning(
                 "tuning %s: no step lowered the held-out loss, so the parameters stay as they were: lower the learning "
@@ -273,7 +268,7 @@ class _Loop:
         return curve | {"losses": means(curve["losses"])}
 
     def _copies(self) -> dict[str, torch.Tensor]:
-        return {key: one.detach().to("cpu", copy=True) for key, one in self.parameters.items()}
+        return {key: p.detach().to("cpu", copy=True) for key, p in self.parameters.items()}
 
     # ---- the store ----
 
@@ -282,40 +277,45 @@ class _Loop:
         if not self.kept or (time.monotonic() < self._next_keep and not last):
             return
         began = time.monotonic()
-        tensors = {f"best/{key}": one for key, one in self.best.items()}
-        for key, one in self.parameters.items():
-            tensors[f"now/{key}"] = one
-            moments = self.optimizers[key].state.get(one, {})
+        tensors = {f"best/{key}": value for key, value in self.best.items()}
+        for key, parameter in self.parameters.items():
+            tensors[f"now/{key}"] = parameter
+            moments = self.optimizers[key].state.get(parameter, {})
             tensors |= {f"adam/{moment}/{key}": value for moment, value in moments.items()}
-        self.kept.write(self.name, tensors, {"of": self._of, "curve": self.curve})
+        self.kept.write(self.name, tensors, {"of": self._digest, "curve": self.curve})
         took = time.monotonic() - began
         self._next_keep = began + max(_KEEP_SECONDS, took / _KEEP_SHARE)
 
-    def _restore(self) -> bool:
+    def _restore(self, store: TuningStore) -> bool:
         """Restore a written state of this very loop; returns whether there was one."""
-        found = self.kept.intact(self.name)
-        if found is None:
+        content = store.intact(self.name)
+        if content is None:
             return False
-        tensors, facts = found
-        if facts["of"] != self._of:
+        tensors, facts = content
+        if facts["of"] != self._digest:
             log.warning("tuning %s: what is kept began otherwise, and is made again", self.name)
             return False
         self.curve = facts["curve"]
         with torch.no_grad():
-            for key, one in self.parameters.items():
-                one.copy_(tensors[f"now/{key}"])
+            for key, parameter in self.parameters.items():
+                parameter.copy_(tensors[f"now/{key}"])
                 self.best[key] = tensors[f"best/{key}"]
                 moments = {
                     name.split("/", 2)[1]: value.to(
-                        value.device if value.dim() == 0 else one.device
+                        value.device if value.dim() == 0 else parameter.device
                     )
                     for name, value in tensors.items()
                     if name.startswith("adam/") and name.split("/", 2)[2] == key
                 }
                 if moments:
-                    self.optimizers[key].state[one] = moments
+                    self.optimizers[key].state[parameter] = moments
         log.info("tuning %s: goes on after step %d of %d", self.name, self.step, self.tuning.steps)
         return True
+
+
+def _judged(held_out: Callable[[], float]) -> float:
+    with torch.no_grad():
+        return held_out()
 
 
 def _move(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:

@@ -39,7 +39,7 @@ class Labelled:
 
     def __getitem__(self, at: torch.Tensor | slice) -> Labelled:
         """Some of the pairs: by their indices, a mask or a slice."""
-        return Labelled({name: one[at] for name, one in self.inputs.items()}, self.labels[at])
+        return Labelled({name: ids[at] for name, ids in self.inputs.items()}, self.labels[at])
 
     def split(self, size: int) -> list[Labelled]:
         """Batches of `size` pairs."""
@@ -48,7 +48,7 @@ class Labelled:
     def trimmed(self) -> dict[str, torch.Tensor]:
         """The inputs without columns that are padding in every pair."""
         tokens = self.inputs["attention_mask"].any(0)
-        return {name: one[:, tokens] for name, one in self.inputs.items()}
+        return {name: ids[:, tokens] for name, ids in self.inputs.items()}
 
 
 Samples = torch.Tensor | Labelled  # windows of a text, or pairs
@@ -76,7 +76,8 @@ def check_labels(samples: Labelled, classes: int) -> None:
 def head_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     """The parameters of a classifier's head by their names in the model."""
     name = head_of(model)
-    return {f"{name}.{key}": one for key, one in model.get_submodule(name).named_parameters()}
+    head = model.get_submodule(name).named_parameters()
+    return {f"{name}.{key}": parameter for key, parameter in head}
 
 
 def loss(
@@ -95,18 +96,17 @@ def loss(
         labels = samples.labels if isinstance(samples, Labelled) else samples[:, 1:].flatten()
         return functional.cross_entropy(logits, labels.to(logits.device))
     with torch.no_grad():
-        wanted = _logits(full, samples).log_softmax(-1)
-    found = logits.log_softmax(-1)
-    return functional.kl_div(found, wanted, reduction="batchmean", log_target=True)
+        target = _logits(full, samples).log_softmax(-1)
+    return functional.kl_div(logits.log_softmax(-1), target, reduction="batchmean", log_target=True)
 
 
 def _logits(model: PreTrainedModel, samples: Samples) -> torch.Tensor:
     """Logits in float32: [B, classes] of pairs, [B * (S - 1), V] of windows."""
     if isinstance(samples, Labelled):
-        inputs = {name: one.to(model.device) for name, one in samples.trimmed().items()}
+        inputs = {name: ids.to(model.device) for name, ids in samples.trimmed().items()}
         return model(**with_positions(model, inputs)).logits.float()
-    found = model(input_ids=samples.to(model.device), use_cache=False).logits
-    return found[:, :-1].flatten(0, 1).float()
+    logits = model(input_ids=samples.to(model.device), use_cache=False).logits
+    return logits[:, :-1].flatten(0, 1).float()
 
 
 def mean_loss(
@@ -120,8 +120,8 @@ def mean_loss(
 
 def divided(samples: Samples, batch: int) -> tuple[Samples, list[Samples]]:
     """Samples to train on, and those that are held out, in batches: the first of every eight."""
-    held = torch.arange(len(samples)) % HELD_OUT == 0
-    return samples[~held], [*samples[held].split(batch)]
+    held_out = torch.arange(len(samples)) % HELD_OUT == 0
+    return samples[~held_out], [*samples[held_out].split(batch)]
 
 
 def trainable(model: PreTrainedModel) -> PreTrainedModel:

@@ -27,6 +27,8 @@ from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.quantizers.contract import Method
 
+Coded = PackedBCQ | PackedUniform
+
 
 def check_tunable(quantizer: Method) -> None:
     """Raise LutlabError unless a method gives weights whose scales can be trained."""
@@ -43,14 +45,14 @@ class Decoded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layer: Any, *parameters: torch.Tensor) -> torch.Tensor:
         """Decode the weight."""
-        ctx.layer, ctx.dtypes = layer, [one.dtype for one in parameters]
+        ctx.layer, ctx.dtypes = layer, [parameter.dtype for parameter in parameters]
         return layer.decoded()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Hand dL/dW to the parameters."""
-        found = ctx.layer.gradients(gradient)
-        return None, *(g.to(dtype) for g, dtype in zip(found, ctx.dtypes, strict=True))
+        gradients = ctx.layer.gradients(gradient)
+        return None, *(g.to(dtype) for g, dtype in zip(gradients, ctx.dtypes, strict=True))
 
 
 class ScaledLinear(nn.Module):
@@ -60,9 +62,10 @@ class ScaledLinear(nn.Module):
         scales: scales by the names of the packed weight's buffers, in float32, or float64 where that is stored.
     """
 
-    def __init__(self, packed: PackedBCQ | PackedUniform, bias: torch.Tensor | None) -> None:
+    def __init__(self, packed: Coded, bias: torch.Tensor | None) -> None:
         super().__init__()
-        stored = {n: packed.buffers[n] for n in packed.scales if packed.buffers[n] is not None}
+        buffers = packed.stored_buffers
+        stored = {n: buffers[n] for n in packed.scales if n in buffers}
         masters = {n: b if b.dtype == torch.float64 else b.float() for n, b in stored.items()}
         self.scales = nn.ParameterDict({n: nn.Parameter(m.clone()) for n, m in masters.items()})
         self.packed, self.bias = packed, bias
@@ -72,11 +75,11 @@ class ScaledLinear(nn.Module):
         """Parameters that move, by name."""
         return dict(self.scales)
 
-    def rounded(self) -> PackedBCQ | PackedUniform:
+    def rounded(self) -> Coded:
         """The weight as it would be stored now: the same codes, and scales of the same dtypes."""
-        stored = self.packed.buffers
-        found = {n: one.detach().to(stored[n].dtype) for n, one in self.scales.items()}
-        return self.packed.with_buffers(stored | found)
+        stored = self.packed.stored_buffers
+        scales = {n: scale.detach().to(stored[n].dtype) for n, scale in self.scales.items()}
+        return self.packed.with_buffers(scales)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., K] -> [..., N] by the weight as it would be stored."""
@@ -101,12 +104,12 @@ class ScaledLinear(nn.Module):
         total = by_group(gradient)
         if isinstance(self.packed, PackedUniform):
             scale, zero = by_group(gradient * self.codes), self.packed.zero_point
-            found = {"scale": scale if zero is None else scale - zero * total, "offset": total}
+            by_name = {"scale": scale if zero is None else scale - zero * total, "offset": total}
         else:
             bits = range(self.packed.bits)
             ones = torch.stack([by_group(gradient * (self.codes >> b & 1)) for b in bits])
-            found = {"alpha": 2 * ones - total, "offset": total}
-        return [found[name] for name in self.scales]
+            by_name = {"alpha": 2 * ones - total, "offset": total}
+        return [by_name[name] for name in self.scales]
 
     def _grouped(self, columns: torch.Tensor) -> torch.Tensor:
         """[N, K] -> [N, G, g]; a ragged last group is filled with zeros."""

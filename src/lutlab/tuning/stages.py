@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -27,13 +27,16 @@ from transformers import PreTrainedModel
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import Width
 from lutlab.base.specs import Tuning
+from lutlab.compress.calibrate import Windows
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore, TuningStore
 from lutlab.formats.contract import Format
+from lutlab.formats.mixed import PackedMixed
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import decoder_blocks, linear_layers, task_of, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
+from lutlab.quantizers.mixed import Mixed
 from lutlab.tuning import blocks, scales, weights
 from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import (
@@ -66,7 +69,7 @@ def tune(
     model: PreTrainedModel,
     quantizer: Method,
     widths: Mapping[str, Width | None],
-    calibration: Samples,
+    calibration: Windows | Labelled | None,
     tuning: Tuning,
     *,
     seen: StatsStore | None = None,
@@ -95,34 +98,33 @@ def tune(
             are less than two windows, the loss is inf or nan before anything was tuned; or as quantize_model.
     """
     check_tunable(quantizer, tuning)
-    _check(model, calibration)
-    labelled = isinstance(calibration, Labelled)
-    if tuning.block_steps and (labelled or not quantizer.quantizes):
-        raise LutlabError(
-            "tuning.block_steps brings quantized blocks of a language model near to its own: drop it of a classifier, "
-            "and of method=none"
-        )
+    samples = _checked(model, calibration)
     if tuning.block_steps:
-        blocks.check_memory(model, calibration, tuning)
+        if isinstance(samples, Labelled) or not quantizer.quantizes:
+            raise LutlabError(
+                "tuning.block_steps brings quantized blocks of a language model near to its own: drop it of a "
+                "classifier, and of method=none"
+            )
+        blocks.check_memory(model, samples, tuning)
     if tuning.steps:
-        _check_memory(model, calibration, tuning)
+        _check_memory(model, samples, tuning)
     start = copy.deepcopy(model)
     if quantizer.quantizes:
-        inputs = calibration.inputs if labelled else calibration
+        inputs = samples.inputs if isinstance(samples, Labelled) else samples
         quantize_model(start, quantizer, widths, inputs, kept=untuned, seen=seen)
     some = any(isinstance(module, QuantLinear) for _, module in linear_layers(start))
     if quantizer.quantizes and not some:
         raise LutlabError("tuning finds no quantized layer: skip names all of them; drop tuning")
-    facts = tuning.asked()
-    if tuning.block_steps:
-        facts |= blocks.tune_blocks(start, model, calibration, tuning, kept=kept)
+    facts = tuning.recorded()
+    if tuning.block_steps and isinstance(samples, torch.Tensor):
+        facts |= blocks.tune_blocks(start, model, samples, tuning, kept=kept)
     if tuning.steps:
-        facts |= _tune_end_to_end(start, model, quantizer, calibration, tuning, kept)
+        facts |= _tune_end_to_end(start, model, quantizer, samples, tuning, kept)
     layers = {n: m.packed for n, m in linear_layers(start) if isinstance(m, QuantLinear)}
-    rest = head_parameters(start) if labelled else {}
+    rest = head_parameters(start) if isinstance(samples, Labelled) else {}
     if not quantizer.quantizes:
         rest = dict(start.named_parameters())
-    return layers, {name: one.detach() for name, one in rest.items()}, facts
+    return layers, {name: parameter.detach() for name, parameter in rest.items()}, facts
 
 
 def _tune_end_to_end(
@@ -134,21 +136,22 @@ def _tune_end_to_end(
     kept: TuningStore | None,
 ) -> dict[str, Any]:
     """Train a quantized copy of a full-precision model in place; returns the curve."""
-    trained, held = divided(samples, tuning.batch)
+    trained, held_out = divided(samples, tuning.batch)
     trains = _trains(quantizer, tuning)
     # the loss of step 0 is that of stored layers, which the weights of those that are trained only come near
-    first = mean_loss(start, full, tuning.loss, held) if trains == "weights" else None
+    first = mean_loss(start, full, tuning.loss, held_out) if trains == "weights" else None
     model = trainable(start)
-    found = {n: m for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
-    packed = {name: module.packed for name, module in found.items()}
-    layers = {
-        n: weights.RoundedLinear(packed[n], m.bias, quantizer)
+    quantized = {n: m for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
+    packed = {name: module.packed for name, module in quantized.items()}
+    # check_tunable refuses methods of other formats
+    layers: dict[str, weights.RoundedLinear | scales.ScaledLinear] = {
+        n: weights.RoundedLinear(cast("PackedMixed", packed[n]), m.bias, cast("Mixed", quantizer))
         if trains == "weights"
-        else scales.ScaledLinear(packed[n], m.bias)
-        for n, m in found.items()
+        else scales.ScaledLinear(cast("scales.Coded", packed[n]), m.bias)
+        for n, m in quantized.items()
     }
     blocks.put_layers(model, layers)
-    moving = {f"{n}.{key}": one for n, m in layers.items() for key, one in m.trained().items()}
+    moving = {f"{n}.{key}": p for n, m in layers.items() for key, p in m.trained().items()}
     if trains == "whole":
         moving = dict(model.named_parameters())
     curve = fit(
@@ -157,7 +160,7 @@ def _tune_end_to_end(
         lambda indices: loss(model, full, tuning.loss, trained[indices]),
         len(trained),
         tuning,
-        held_out=lambda: mean_loss(model, full, tuning.loss, held),
+        held_out=lambda: mean_loss(model, full, tuning.loss, held_out),
         first=first,
         kept=kept,
     )
@@ -169,20 +172,22 @@ def _tune_end_to_end(
 
 def put(model: PreTrainedModel, parameters: Mapping[str, torch.Tensor]) -> None:
     """Bring tuned parameters into a model, in its dtype."""
-    own = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in parameters.items():
-            own[name].copy_(tensor)
+            model.get_parameter(name).copy_(tensor)
 
 
-def _check(model: PreTrainedModel, calibration: Samples) -> None:
+def _checked(model: PreTrainedModel, calibration: Windows | Labelled | None) -> Samples:
+    """The samples, if they are such as the model can be tuned on."""
     task, labelled = task_of(model), isinstance(calibration, Labelled)
     if task == CLASSIFIES:
-        if not labelled:
+        if not isinstance(calibration, Labelled):
             raise LutlabError(
                 "a classifier is tuned on labelled texts: give labels beside calibration"
             )
-        check_labels(calibration, model.config.num_labels)
+        classes = model.config.num_labels
+        assert classes is not None  # of a classifier
+        check_labels(calibration, classes)
     elif task != "causal_lm" or labelled:
         raise LutlabError(
             f"tuning learns the next token, or classes of labelled texts, and this model's task is {task}"
@@ -192,24 +197,29 @@ def _check(model: PreTrainedModel, calibration: Samples) -> None:
         raise LutlabError(
             "tuning needs the whole model in memory, and this one is streamed: drop stream=true"
         )
+    if not isinstance(calibration, torch.Tensor | Labelled):
+        raise LutlabError(
+            "tuning trains on windows without padding: give calibration=<token ids [samples, seqlen]>"
+        )
     if len(calibration) < 2:
         raise LutlabError(
             "tuning trains on one calibration window and holds another out: give at least 2"
         )
+    return calibration
 
 
-def _check_memory(model: PreTrainedModel, calibration: Samples, tuning: Tuning) -> None:
+def _check_memory(model: PreTrainedModel, samples: Samples, tuning: Tuning) -> None:
     """Say what tuning takes, and refuse what the device does not hold."""
     modules = [m for _, m in linear_layers(model) if not isinstance(m, QuantLinear)]
     linear = [weight_of(module) for module in modules]
-    size = sum(one.numel() for one in linear)
+    size = sum(weight.numel() for weight in linear)
     moves = tuning.steps and tuning.trains == "weights"
     at_once = 1 if model.device.type == "cuda" else len(decoder_blocks(model))
-    inner = sum(sum(one.shape) for one in linear) // len(decoder_blocks(model)) * at_once
-    windows = calibration.inputs["input_ids"] if isinstance(calibration, Labelled) else calibration
+    inner = sum(sum(weight.shape) for weight in linear) // len(decoder_blocks(model)) * at_once
+    windows = samples.inputs["input_ids"] if isinstance(samples, Labelled) else samples
     tokens = min(tuning.batch, len(windows)) * windows.shape[1]
     parts = {
-        "a float32 copy": 4 * sum(one.numel() for one in model.parameters()),
+        "a float32 copy": 4 * sum(parameter.numel() for parameter in model.parameters()),
         "Adam and the best weights": 12 * size if moves else 0,
         "codes and decoded weights": 0
         if moves

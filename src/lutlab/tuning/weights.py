@@ -24,7 +24,6 @@ from torch.nn import functional
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.tensors import MixedTensor
-from lutlab.formats import pack
 from lutlab.formats.mixed import PackedMixed, decoded
 from lutlab.quantizers.contract import Method
 from lutlab.quantizers.mixed import Mixed
@@ -59,7 +58,7 @@ class RoundedLinear(nn.Module):
 
     def rounded(self) -> PackedMixed:
         """The weight as it would be stored now."""
-        return pack(self.tensor())
+        return PackedMixed.pack(self.tensor())
 
     def decoded(self) -> torch.Tensor:
         """The same as [N, K] float32."""
