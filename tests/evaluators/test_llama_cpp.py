@@ -3,6 +3,7 @@
 import argparse
 import copy
 import importlib.util
+import typing
 
 import numpy as np
 import pytest
@@ -100,6 +101,7 @@ def test_the_file_holds_the_weights_and_the_numbers(tmp_path):
 
 
 def test_the_width_of_a_row_names_the_type_and_its_cost():
+    assert typing.get_args(llama_cpp.Type) == tuple(gguf_model.BITS)
     assert [gguf_model.type_for(q) for q in (1, 2, 2.5, 3, 4, 8)] == [
         "q2_K", "q2_K", "q3_K", "q3_K", "q4_0", "q8_0",
     ]  # fmt: skip

@@ -29,8 +29,8 @@ def full(monkeypatch):
     return model
 
 
-def subject(model, run=RUN, text=TEXT):
-    return Subject(model, mask_tokenizer(), (), text, 32, run)
+def subject(model, text=TEXT):
+    return Subject(model, mask_tokenizer(), (), text, 32, RUN)
 
 
 @torch.no_grad()
@@ -81,8 +81,3 @@ def test_what_is_refused(full):
         full.cls.predictions.bias[3] = torch.nan
     with pytest.raises(LutlabError, match=r"loss of window 0 is nan"):
         MaskedLM().measure(subject(full))
-
-
-def test_without_a_run_there_is_no_full_precision_model():
-    with pytest.raises(LutlabError, match=r"no run that names it"):
-        MaskedLM().measure(subject(make("bert"), run=None))

@@ -1,4 +1,4 @@
-"""Evaluators: a Subject in, a Measurement out. One file a metric; what several of them need stands here."""
+"""Evaluators: a model, or products, in, a Measurement out. One file a metric; what several of them need stands here."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def check_task(model: PreTrainedModel, evaluator: str, task: str) -> None:
     """
     if model.config.model_type not in registry.classes("family"):
         return
-    found = task_of(model)
-    if found != task:
+    actual = task_of(model)
+    if actual != task:
         every = registry.classes("evaluator").items()
-        known = " or ".join(name for name, cls in every if cls.task == found and cls.reads)
+        known = " or ".join(name for name, cls in every if cls.task == actual and cls.reads)
         raise LutlabError(
-            f"{evaluator} measures models for {task}, and this one is for {found}: evaluate {known}"
+            f"{evaluator} measures models for {task}, and this one is for {actual}: evaluate {known}"
         )
 
 

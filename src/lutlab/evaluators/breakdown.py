@@ -3,13 +3,10 @@
     <part>_percent = 100 x seconds of the part / seconds of the step       ms_per_token = 1000 x seconds of the step
 
 An engine that times its own parts says them, `other` among them, by a method `breakdown`. Of another torch's profiler
-says them, of a step at the same context: operations of a CPU, or kernels of a GPU, by their names. Other is the rest of
-the step, which is timed without the profiler: norms, activations, positions, and what lies between operations, as
-Python and gaps between kernels.
-
-A profiler tells time by name: of operations on a CPU (`aten::addmm`), of kernels on a GPU, those of replayed graphs too
-(`nvjet_hsh_64x8_...`). A name is of the first part one of whose words it has, without regard to capitals; `other` are
-norms, rotations, activations, sums and copies.
+says them, of a step at the same context, by name: of operations on a CPU (`aten::addmm`), of kernels on a GPU, those of
+replayed graphs too (`nvjet_hsh_64x8_...`). A name is of the first part one of whose words it has, without regard to
+capitals. Other is the rest of the step, which is timed without the profiler: norms, rotations, activations, sums and
+copies, and what lies between operations, as Python and gaps between kernels.
 """
 
 from __future__ import annotations
@@ -81,16 +78,16 @@ class Breakdown(Evaluator):
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer."""
-        found = self._seconds(subject)
-        parts = {name: found.values[f"{name}_s"] for name in PARTS}
+        seconds = self._seconds(subject)
+        parts = {name: seconds.values[f"{name}_s"] for name in PARTS}
         if min(parts.values()) < 0:
             raise LutlabError(
                 f"fewer layers took longer (seconds scaled to all: {parts}): the machine is too busy to scale this"
             )
         whole = sum(parts.values())
-        values = {f"{name}_percent": 100 * seconds / whole for name, seconds in parts.items()}
-        values["ms_per_token"] = 1e3 * found.values["step_s"]
-        return dataclasses.replace(found, values=values)
+        values = {f"{name}_percent": 100 * part / whole for name, part in parts.items()}
+        values["ms_per_token"] = 1e3 * seconds.values["step_s"]
+        return dataclasses.replace(seconds, values=values)
 
     @scaled_to_all_layers
     def _seconds(self, subject: Subject) -> Measurement:
@@ -134,8 +131,8 @@ def profiled(engine: Engine, ids: torch.Tensor, context: int, repeats: int) -> d
         with torch.autograd.profiler.profile(use_kineto=False) as seen:
             for _ in range(repeats):
                 _step(engine, ids, context)
-        own = ((event.key, event.self_cpu_time_total) for event in seen.key_averages())
-        parts = by_part((name, 1e-6 * microseconds / repeats) for name, microseconds in own)
+        times = ((event.key, event.self_cpu_time_total) for event in seen.key_averages())
+        parts = by_part((name, 1e-6 * microseconds / repeats) for name, microseconds in times)
     return {part: seconds for part, seconds in parts.items() if part != OTHER}
 
 
@@ -151,10 +148,10 @@ def part_of(name: str) -> str:
 
 def by_part(named: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Sum of the times of operations or kernels (name, time) of each part."""
-    found = dict.fromkeys(PARTS, 0.0)
+    sums = dict.fromkeys(PARTS, 0.0)
     for name, seconds in named:
-        found[part_of(name)] += seconds
-    return found
+        sums[part_of(name)] += seconds
+    return sums
 
 
 def gpu_parts(run: Callable[[], object], calls: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -177,5 +174,5 @@ def gpu_parts(run: Callable[[], object], calls: int) -> tuple[dict[str, float], 
         for event in profiler.key_averages()
         if event.device_type == DeviceType.CUDA
     }
-    longest = dict(sorted(kernels.items(), key=lambda one: -one[1]))
+    longest = dict(sorted(kernels.items(), key=lambda kernel: -kernel[1]))
     return by_part(longest.items()), longest

@@ -70,10 +70,10 @@ class Context(Evaluator):
                 {way: _read(engine, texts, way)[1] for way in WAYS} for _ in range(self.rounds)
             ]
         values = {
-            f"{way}_tokens_per_s": self.tokens / statistics.median(one[way] for one in rounds)
+            f"{way}_tokens_per_s": self.tokens / statistics.median(times[way] for times in rounds)
             for way in WAYS
         }
-        gains = [one["kernel"] / one["dequantize"] for one in rounds]
+        gains = [times["kernel"] / times["dequantize"] for times in rounds]
         values |= {"dequantize_gain": statistics.median(gains), "prompt_tokens": self.tokens}
         facts = engine.facts() | {"tokens": self.tokens}
         return Measurement(values, n=self.rounds, samples=tuple(gains), facts=facts)

@@ -1,4 +1,4 @@
-"""Contract of an evaluator: a Subject in, a Measurement out; its columns are declared beside it.
+"""Contract of an evaluator: a model, or products, in, a Measurement out; its columns are declared beside it.
 
 An evaluator is a class under `@register("evaluator", <name>)`; one with options is a frozen dataclass, whose fields are
 `evaluator.<name>.<field>=`.

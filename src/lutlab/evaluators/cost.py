@@ -88,8 +88,8 @@ class Cost(Evaluator):
         price = self.price_usd or price_usd(torch.cuda.get_device_name(run.device))
         counter = Nvml(torch.device(run.device).index or 0)
         idle = idle_watts(counter)
-        own, names = decoding_energy(subject.model, self.tokens, counter, idle)
-        baseline = own
+        energy, names = decoding_energy(subject.model, self.tokens, counter, idle)
+        baseline = energy
         if run.method != "none":
             dense = load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model
             baseline, _ = decoding_energy(dense, self.tokens, counter, idle)
@@ -104,18 +104,17 @@ class Cost(Evaluator):
             "baseline_tokens_per_s": baseline.calls / baseline.seconds,
             "baseline_power_w": baseline.watts,
         }
-        return Measurement(
-            self.values(baseline, own, price), own.calls, facts=facts | counter.facts()
-        )
+        values = self.values(baseline, energy, price)
+        return Measurement(values, energy.calls, facts=facts | counter.facts())
 
-    def values(self, baseline: Energy, own: Energy, price: float) -> dict[str, float]:
+    def values(self, baseline: Energy, energy: Energy, price: float) -> dict[str, float]:
         """The metrics of two energies, whose calls are tokens, on GPUs of one price."""
-        speeds = [energy.calls / energy.seconds for energy in (baseline, own)]
-        runtime = runtime_reduction(baseline.watts, speeds[0], own.watts, speeds[1])
+        speeds = [each.calls / each.seconds for each in (baseline, energy)]
+        runtime = runtime_reduction(baseline.watts, speeds[0], energy.watts, speeds[1])
         return {
             "tokens_per_s": speeds[1],
-            "power_w": own.watts,
-            "joules_per_token": own.joules,
+            "power_w": energy.watts,
+            "joules_per_token": energy.joules,
             "speedup": speeds[1] / speeds[0],
             "runtime_reduction": runtime,
             "total_reduction": total_reduction(

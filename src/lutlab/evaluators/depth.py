@@ -34,25 +34,25 @@ def scaled_to_all_layers(measure: Measure) -> Measure:
     @functools.wraps(measure)
     def both(self: Any, subject: Subject) -> Measurement:
         layers = _all_layers(subject)
-        found = measure(self, subject)
+        measurement = measure(self, subject)
         if layers is None:
-            return found
-        here = len(decoder_blocks(subject.model))
-        fewer = here // 2
-        if not fewer:
+            return measurement
+        count = len(decoder_blocks(subject.model))
+        half = count // 2
+        if not half:
             raise LutlabError("model.layers=1 cannot be scaled to all layers: give 2 or more")
-        with _first_layers(subject.model, fewer):
-            less = measure(self, subject)
+        with _first_layers(subject.model, half):
+            of_half = measure(self, subject)
         values = {
-            metric: _scaled(metric, less.values[metric], value, (fewer, here, layers))
-            for metric, value in found.values.items()
+            metric: _scaled(metric, of_half.values[metric], value, (half, count, layers))
+            for metric, value in measurement.values.items()
         }
         facts = {
-            "layers_measured": [fewer, here],
-            "values_measured": [dict(less.values), dict(found.values)],
+            "layers_measured": [half, count],
+            "values_measured": [dict(of_half.values), dict(measurement.values)],
             "scaled_to_layers": layers,
         }
-        return dataclasses.replace(found, values=values, facts={**found.facts, **facts})
+        return dataclasses.replace(measurement, values=values, facts={**measurement.facts, **facts})
 
     return both
 
@@ -80,14 +80,14 @@ def _first_layers(model: PreTrainedModel, count: int) -> Iterator[None]:
         model.config.num_hidden_layers = len(blocks)
 
 
-def _scaled(metric: str, less: float, more: float, layers: tuple[int, int, int]) -> float:
+def _scaled(metric: str, of_half: float, value: float, layers: tuple[int, int, int]) -> float:
     """A rate is scaled as its inverse, the cost of one."""
-    fewer, here, whole = layers
+    half, count, whole = layers
     inverse = metric.endswith("_per_s")
-    low, high = (1 / less, 1 / more) if inverse else (less, more)
+    low, high = (1 / of_half, 1 / value) if inverse else (of_half, value)
     if inverse and not high > low:
         raise LutlabError(
-            f"{here} layers took no longer than {fewer}: the machine is too busy to scale this to {whole}"
+            f"{count} layers took no longer than {half}: the machine is too busy to scale this to {whole}"
         )
-    cost = high + (whole - here) * (high - low) / (here - fewer)
+    cost = high + (whole - count) * (high - low) / (count - half)
     return 1 / cost if inverse else cost

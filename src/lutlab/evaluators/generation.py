@@ -88,31 +88,28 @@ class Generation(Evaluator):
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text and no tokenizer."""
-        found = self._rates(subject)
-        ms = self.batch * 1e3 / found.values["tokens_per_s"]
-        values = {
-            **found.values,
-            "ms_per_token": ms,
-            "bandwidth_gb_s": 1e3 * found.values["gb_per_token"] / ms,
-        }
-        return dataclasses.replace(found, values=values)
+        rates = self._rates(subject)
+        ms = self.batch * 1e3 / rates.values["tokens_per_s"]
+        bandwidth = 1e3 * rates.values["gb_per_token"] / ms
+        values = {**rates.values, "ms_per_token": ms, "bandwidth_gb_s": bandwidth}
+        return dataclasses.replace(rates, values=values)
 
     @scaled_to_all_layers
     def _rates(self, subject: Subject) -> Measurement:
         """Rates that a cut model scales exactly: tokens_per_s and gb_per_token."""
         model = subject.model
         check_context(model, self.prompt - 1 + self.tokens)
-        with evaluation_mode(model), _attending(model, self.attention) as said:
+        with evaluation_mode(model), _attending(model, self.attention) as attention:
             length = self.prompt - 1 + self.tokens
             engine = generate.engine(model, self.batch, length, self.cache, self.engine)
             texts = prompts(model, self.batch, self.prompt)
             check_engine(engine, texts, self.tokens)
-            found = timed(engine, texts, self.tokens, self.repeats)
+            rate = timed(engine, texts, self.tokens, self.repeats)
         middle = self.prompt + self.tokens // 2
         read = engine.bytes_read(middle)
-        values = {**found.values, "gb_per_token": sum(read.values()) / 1e9}
-        facts = {**found.facts, **said, "bytes_read": read, "bytes_read_at_context": middle}
-        return dataclasses.replace(found, values=values, facts=facts)
+        values = {**rate.values, "gb_per_token": sum(read.values()) / 1e9}
+        facts = {**rate.facts, **attention, "bytes_read": read, "bytes_read_at_context": middle}
+        return dataclasses.replace(rate, values=values, facts=facts)
 
 
 @contextmanager
@@ -132,10 +129,10 @@ def _attending(model: PreTrainedModel, attention: str) -> Iterator[dict[str, str
 def prompts(model: PreTrainedModel, rows: int, tokens: int) -> list[torch.Tensor]:
     """A prompt a row, [tokens] int64: the token that begins a text, or one behind it in other rows, then drawn ones."""
     first, vocabulary = _first(model), model.config.vocab_size
-    drawn = torch.Generator().manual_seed(0)
-    more = torch.randint(vocabulary, (rows, tokens - 1), generator=drawn)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(vocabulary, (rows, tokens - 1), generator=generator)
     return [
-        torch.cat([torch.tensor([(first + row) % vocabulary]), more[row]]) for row in range(rows)
+        torch.cat([torch.tensor([(first + row) % vocabulary]), drawn[row]]) for row in range(rows)
     ]
 
 
@@ -242,8 +239,8 @@ def first_difference(
         prompt: tokens of the prompt.
         cache: dtype of the cache that chose them; empty: the model's.
     """
-    seen, kept = ids[None, :-1].to(model.device), len(ids) - prompt
-    logits = model(input_ids=seen, use_cache=False, logits_to_keep=kept).logits[0].float()
+    seen, tokens = ids[None, :-1].to(model.device), len(ids) - prompt
+    logits = model(input_ids=seen, use_cache=False, logits_to_keep=tokens).logits[0].float()
     largest, smallest = logits.amax(1), logits.amin(1)
     chosen = logits.gather(1, ids[prompt:, None].to(logits.device))[:, 0]
     dtype = str(model.dtype).removeprefix("torch.")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedModel, PreTrainedTokenizerBase, torch
 from lutlab.base.registry import register
-from lutlab.base.specs import MNLI_LABELS, Measurement, Subject
+from lutlab.base.specs import MNLI_LABELS, Measurement, Subject, Text
 from lutlab.data.pairs import SCORED, Pair, encoded, labels_of, pairs
 from lutlab.evaluators import check_task, context_length, evaluation_mode, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric
@@ -58,7 +58,7 @@ class Glue(Evaluator):
     def measure(self, subject: Subject) -> Measurement:
         """Accuracy on subject.text."""
         text, tokenizer = needed(subject, "glue")
-        some = _pairs(subject, "glue", labelled=True)
+        some = _pairs(subject.model, text, "glue", labelled=True)
         labels = labels_of(some)
         order = _label_order(subject.model, self.labels)
         log_p = scores(subject.model, tokenizer, some).log_softmax(-1)[:, order]
@@ -95,7 +95,7 @@ class GlueCorrelation(Evaluator):
         from scipy import stats
 
         text, tokenizer = needed(subject, "glue_correlation")
-        some = _pairs(subject, "glue_correlation", labelled=False)
+        some = _pairs(subject.model, text, "glue_correlation", labelled=False)
         if subject.model.config.num_labels != 1:
             raise LutlabError(
                 f"glue_correlation needs a head of one number, this model has {subject.model.config.num_labels} "
@@ -107,27 +107,29 @@ class GlueCorrelation(Evaluator):
                 "the model predicts the same similarity for every pair, which correlates with nothing: it is "
                 "quantized beyond use, or there is one pair only"
             )
-        given = [pair.label for pair in some]
-        if len(set(given)) < 2:
+        labels = [pair.label for pair in some]
+        if len(set(labels)) < 2:
             raise LutlabError(
-                f"all {len(given)} pairs have the similarity {given[0]}, with which nothing correlates: give a larger "
-                "data.limit"
+                f"all {len(labels)} pairs have the similarity {labels[0]}, with which nothing correlates: give a "
+                "larger data.limit"
             )
         values = {
-            "pearson": float(stats.pearsonr(predicted, given).statistic),
-            "spearman": float(stats.spearmanr(predicted, given).statistic),
+            "pearson": float(stats.pearsonr(predicted, labels).statistic),
+            "spearman": float(stats.spearmanr(predicted, labels).statistic),
         }
         facts = text_facts(text, tokenizer)
         return Measurement(values=values, n=len(some), samples=tuple(predicted), facts=facts)
 
 
-def _pairs(subject: Subject, evaluator: str, *, labelled: bool) -> tuple[Pair, ...]:
-    """The pairs of a subject whose model classifies; labelled: with labels, else with similarities."""
-    check_task(subject.model, evaluator, "sequence_classification")
-    some = pairs(subject.text)
-    if (subject.text.protocol in SCORED) == labelled:
+def _pairs(
+    model: PreTrainedModel, text: Text, evaluator: str, *, labelled: bool
+) -> tuple[Pair, ...]:
+    """The pairs of a text for a model that classifies; labelled: with labels, else with similarities."""
+    check_task(model, evaluator, "sequence_classification")
+    some = pairs(text)
+    if (text.protocol in SCORED) == labelled:
         raise LutlabError(
-            f"'{subject.text.protocol}' has {'no labels' if labelled else 'labels, no similarities'}: evaluate "
+            f"'{text.protocol}' has {'no labels' if labelled else 'labels, no similarities'}: evaluate "
             "glue:mnli or glue_correlation:stsb"
         )
     return some
@@ -135,7 +137,8 @@ def _pairs(subject: Subject, evaluator: str, *, labelled: bool) -> tuple[Pair, .
 
 def _label_order(model: PreTrainedModel, labels: str) -> list[int]:
     """The index in the model's head of each of MNLI_LABELS: by the names in its config, else as `labels` says."""
-    named = {str(name).lower(): index for index, name in model.config.id2label.items()}
+    id2label = model.config.id2label or {}
+    named = {str(name).lower(): int(index) for index, name in id2label.items()}
     if len(named) != len(MNLI_LABELS):
         raise LutlabError(
             f"glue needs a head of {', '.join(MNLI_LABELS)}, this model has {len(named)} labels: take a checkpoint "
@@ -156,15 +159,15 @@ def scores(
     """
     window = context_length(model) or 512
     order = sorted(range(len(some)), key=lambda i: -len(some[i].first) - len(some[i].second))
-    found = torch.empty(len(some), model.config.num_labels)
+    logits = torch.empty(len(some), len(model.config.id2label or ()))
     with evaluation_mode(model):
         for start in range(0, len(order), BATCH_PAIRS):
             batch = order[start : start + BATCH_PAIRS]
             inputs: Mapping[str, Any] = encoded(tokenizer, [some[i] for i in batch], window)
             inputs = {name: value.to(model.device) for name, value in inputs.items()}
-            found[batch] = model(**with_positions(model, inputs)).logits.float().cpu()
-    if not torch.isfinite(found).all():
+            logits[batch] = model(**with_positions(model, inputs)).logits.float().cpu()
+    if not torch.isfinite(logits).all():
         raise LutlabError(
             f"a score is inf or nan: the logits overflow {model.dtype} or the weights are broken; try dtype=float32"
         )
-    return found
+    return logits

@@ -47,10 +47,10 @@ class GroupRange(Evaluator):
         """Needs no text and no tokenizer."""
         from lutlab.modules import QuantLinear
 
-        found = {}
+        spreads = {}
         for name, module in linear_layers(subject.model):
-            packed = isinstance(module, QuantLinear)
-            weight = module.packed.dequantize() if packed else weight_of(module)
+            packed = module.packed if isinstance(module, QuantLinear) else None
+            weight = packed.dequantize() if packed else weight_of(module)
             if weight.is_meta:
                 raise LutlabError("group_range reads the weights of all layers: drop stream=true")
             ranges = merged_ranges(weight.float(), self.g)
@@ -59,25 +59,22 @@ class GroupRange(Evaluator):
                     f"{name} has {weight.shape[1]} input channels, one group of {self.g}: give a smaller "
                     "evaluator.group_range.g"
                 )
-            found[name] = spread(ranges)
-        over, share = zip(*found.values(), strict=True)
+            spreads[name] = spread(ranges)
+        over, share = zip(*spreads.values(), strict=True)
         values = {
             "range_largest_over_median": statistics.mean(over),
             "range_top_quarter": statistics.mean(share),
             "range_largest_over_median_max": max(over),
             "range_top_quarter_max": max(share),
         }
-        return Measurement(
-            values, n=len(found), samples=over, facts={"g": self.g, "layers": [*found]}
-        )
+        facts = {"g": self.g, "layers": [*spreads]}
+        return Measurement(values, n=len(spreads), samples=over, facts=facts)
 
 
 def merged_ranges(weight: torch.Tensor, g: int) -> torch.Tensor:
     """Sum of squared ranges of each group over the rows of a weight [N, K]: [G], of float64."""
-    found = [
-        (part.amax(2) - part.amin(2)).double().square().sum(0) for *_, part in blocks(weight, g)
-    ]
-    return torch.cat(found)
+    parts = [part for *_, part in blocks(weight, g)]
+    return torch.cat([(part.amax(2) - part.amin(2)).double().square().sum(0) for part in parts])
 
 
 def spread(ranges: torch.Tensor) -> tuple[float, float]:

@@ -10,7 +10,8 @@ would take. Where GPUs share a product (tensor_parallel.py), joules are those of
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
@@ -22,10 +23,6 @@ from lutlab.measure.timing import COLD, Contestant, GpuTimer
 from lutlab.parallel import products as tensor_parallel
 from lutlab.parallel import ranks
 from lutlab.parallel.ranks import Rank
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # Replays between two looks at a clock, while which all ranks run on their own.
 _RUN_SECONDS = 0.1
@@ -72,21 +69,21 @@ class KernelEnergy(ProductEvaluator):
     def measure(self, run: ProductRun) -> Measurement:
         """The joules of a call, beside those of the dense products."""
         gpus = products.gpus_of(run)
-        found = _of_one(run) if gpus == 1 else ranks.run(_of_rank, gpus, run.device, (run,))
-        own = found.own
+        energies = _of_one(run) if gpus == 1 else ranks.run(_of_rank, gpus, run.device, (run,))
+        call = energies.own
         return Measurement(
             values={
-                "energy_mj": own.joules * 1e3,
-                "energy_net_mj": own.net_joules * 1e3,
-                "power_w": own.watts / gpus,
-                "gpu_utilization": own.utilization[0],
-                "memory_utilization": own.utilization[1],
-                "energy_ratio_fp16": own.joules / found.fp16.joules,
-                "energy_ratio_fp32": own.joules / found.fp32.joules,
+                "energy_mj": call.joules * 1e3,
+                "energy_net_mj": call.net_joules * 1e3,
+                "power_w": call.watts / gpus,
+                "gpu_utilization": call.utilization[0],
+                "memory_utilization": call.utilization[1],
+                "energy_ratio_fp16": call.joules / energies.fp16.joules,
+                "energy_ratio_fp32": call.joules / energies.fp32.joules,
             },
-            n=own.calls,
-            facts=found.facts
-            | {"idle_w": found.idle_w, "window_seconds": own.seconds, "calls": own.calls},
+            n=call.calls,
+            facts=energies.facts
+            | {"idle_w": energies.idle_w, "window_seconds": call.seconds, "calls": call.calls},
         )
 
 
@@ -94,17 +91,17 @@ def _of_one(spec: ProductRun) -> Energies:
     entered = contestants.enter(spec)
     counter = Nvml(torch.device(spec.device).index or 0)
     timer, idle = GpuTimer(), idle_watts(counter)
+    places, energies = (entered.fp16, entered.fp32, entered.own), {}
     with torch.inference_mode():
-        of = {
-            id(one): _energy(one, timer, counter, idle)
-            for one in {id(o): o for o in (entered.fp16, entered.fp32, entered.own)}.values()
-        }
-    own, fp16, fp32 = (of[id(one)] for one in (entered.own, entered.fp16, entered.fp32))
-    return Energies(own, fp16, fp32, idle, entered.facts | counter.facts())
+        for contestant in places:  # a dense product may be the row's own
+            if id(contestant) not in energies:
+                energies[id(contestant)] = _energy(contestant, timer, counter, idle)
+    fp16, fp32, product = (energies[id(contestant)] for contestant in places)
+    return Energies(product, fp16, fp32, idle, entered.facts | counter.facts())
 
 
-def _energy(one: Contestant, timer: GpuTimer, counter: Nvml, idle: float) -> Energy:
-    graph, calls = timer.graph(one, COLD)
+def _energy(contestant: Contestant, timer: GpuTimer, counter: Nvml, idle: float) -> Energy:
+    graph, calls = timer.graph(contestant, COLD)
 
     def run() -> None:
         graph.replay()
@@ -129,12 +126,12 @@ def _of_rank(rank: Rank, spec: ProductRun) -> Energies | None:
                 graph.replay()
             torch.cuda.synchronize()
 
-        found = rank.lead(run, lambda run: _of_all(run, replays * calls, rank.count))
+        shared = rank.lead(run, lambda run: _of_all(run, replays * calls, rank.count))
     if beside is None:
         return None
-    own, idle_w = found
+    energy, idle_w = shared
     facts = tensor_parallel.facts_of(beside.facts, whole, facts)
-    return beside._replace(own=own, idle_w=idle_w, facts=facts)
+    return beside._replace(own=energy, idle_w=idle_w, facts=facts)
 
 
 def _of_all(run: Callable[[], None], calls: int, gpus: int) -> tuple[Energy, float]:

@@ -109,19 +109,19 @@ class KernelLatency(ProductEvaluator):
         else:
             entered, compute = _timed(run, rounds, self.weights), 1.0
         clocks = {} if run.device == "cpu" else clocks_of(run.device)
-        own = entered.own
+        product = entered.own
         shares = {"compute_percent": 100 * compute, "communication_percent": 100 * (1 - compute)}
         return Measurement(
             values=_values(run, entered, self.weights) | shares,
             n=rounds,
-            samples=tuple(own.rounds[self.weights]),
+            samples=tuple(product.rounds[self.weights]),
             facts=entered.facts
             | clocks
             | {
                 "threads": torch.get_num_threads(),
                 "weights": self.weights,
-                "copies": own.copies if self.weights == COLD else 1,
-                "spread_us": [seconds * 1e6 for seconds in own.spread(self.weights)],
+                "copies": product.copies if self.weights == COLD else 1,
+                "spread_us": [seconds * 1e6 for seconds in product.spread(self.weights)],
                 "memory_gb_s": entered.memory.bandwidth() * 1e-9,
             },
         )
@@ -140,34 +140,34 @@ def _timed(spec: ProductRun, rounds: int, kind: str) -> Entrants:
 
 
 def _values(spec: ProductRun, entered: Entrants, kind: str) -> dict[str, float]:
-    shapes, own = spec.shapes, entered.own
+    shapes, product = spec.shapes, entered.own
     weights = sum(rows * columns for rows, columns, _ in shapes)
     values = {
-        "latency_us": own.seconds(kind) * 1e6,
+        "latency_us": product.seconds(kind) * 1e6,
         "baseline_fp16_us": entered.fp16.seconds(kind) * 1e6,
         "baseline_fp32_us": entered.fp32.seconds(kind) * 1e6,
-        "speedup_fp16": own.times(entered.fp16, kind),
-        "speedup_fp32": own.times(entered.fp32, kind),
+        "speedup_fp16": product.times(entered.fp16, kind),
+        "speedup_fp32": product.times(entered.fp32, kind),
         "best_us": entered.best.seconds(kind) * 1e6,
         "best_speedup_fp16": entered.best.times(entered.fp16, kind),
         "best_speedup_fp32": entered.best.times(entered.fp32, kind),
-        "gb_s": own.bandwidth(kind) * 1e-9,
-        "bandwidth_fraction": own.fraction(entered.memory, kind),
-        "bits_per_weight": own.bytes * 8 / weights,
+        "gb_s": product.bandwidth(kind) * 1e-9,
+        "bandwidth_fraction": product.fraction(entered.memory, kind),
+        "bits_per_weight": product.bytes * 8 / weights,
         "relative_error": max(entered.facts["relative_errors"].values()),
     }
     if spec.method == "none":
         return values
     scales = sum(rows * group_count(spec.g, columns) for rows, columns, _ in shapes)
     for width in (16, 32):
-        one, each = (spec.q * weights + n * width * scales for n in (1, spec.q))
+        table, equation = (spec.q * weights + n * width * scales for n in (1, spec.q))
         values[f"baseline_fp{width}_mb"] = width * weights / 8e6
-        values[f"megabytes_fp{width}_table"] = one / 8e6
-        values[f"ratio_fp{width}_table"] = width * weights / one
-        values[f"ratio_fp{width}_eq"] = width * weights / each
-        values[f"ratio_fp{width}"] = width * weights / (8 * own.bytes)
+        values[f"megabytes_fp{width}_table"] = table / 8e6
+        values[f"ratio_fp{width}_table"] = width * weights / table
+        values[f"ratio_fp{width}_eq"] = width * weights / equation
+        values[f"ratio_fp{width}"] = width * weights / (8 * product.bytes)
     rowwise = entered.rowwise
     return values | {
         "group_size": max(group_length(spec.g, columns) for _, columns, _ in shapes),
-        "over_rowwise": 1 / own.times(rowwise, kind) if rowwise else 1.0,
+        "over_rowwise": 1 / product.times(rowwise, kind) if rowwise else 1.0,
     }

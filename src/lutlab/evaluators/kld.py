@@ -37,7 +37,7 @@ from lutlab.base.kept.findings import cache_folder, make_room, writable
 from lutlab.base.lazy import PreTrainedModel, np, torch, transformers
 from lutlab.base.progress import steps
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, ModelRun, RunSpec, Subject
+from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.data.tokens import token_sha256, token_stream
 from lutlab.evaluators import check_task, evaluation_mode, needed
 from lutlab.evaluators.contract import Evaluator, Metric
@@ -45,6 +45,7 @@ from lutlab.evaluators.noise import ratio_error
 from lutlab.evaluators.perplexity import stream_facts, window_batches
 from lutlab.evaluators.weight_error import WeightError
 from lutlab.models.load import fingerprint, load_model
+from lutlab.models.streamed import Streamed
 
 if TYPE_CHECKING:  # it imports torch, which naming an evaluator does not
     from lutlab.compress.kept_blocks import KeptFiles
@@ -79,7 +80,7 @@ class KLDivergence(Evaluator):
     )
 
     @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
+    def obstacle(cls, run: ModelRun) -> str:
         """Empty where the weights in full precision are known."""
         return WeightError.obstacle(run)
 
@@ -88,22 +89,18 @@ class KLDivergence(Evaluator):
         text, tokenizer = needed(subject, "kld")
         check_task(subject.model, "kld", "causal_lm")
         run, model, seqlen = subject.run, subject.model, subject.seqlen
-        if not isinstance(run, ModelRun):
-            raise LutlabError(
-                "kld compares with the full-precision model, and this subject has no run that names it"
-            )
         ids = token_stream(text, tokenizer, seqlen)
         windows = window_batches(model, ids, seqlen)
         origin = fingerprint(run.model)
-        kept = _kept(run, origin, windows)
+        files = _files(run, origin, windows)
         full = _full_precision(run, streamed=any(p.is_meta for p in model.parameters()))
         divergences, agreeing = [], []
         with evaluation_mode(model), evaluation_mode(full):
             for index, batch in enumerate(steps(windows, "measuring batch")):
-                wanted = full_logits(full, kept, index, batch)
-                found = model(input_ids=batch.to(model.device), use_cache=False).logits
-                divergence, same = token_kl(wanted, found.to(wanted.device))
-                del wanted, found  # before the next batch's are made
+                exact = full_logits(full, files, index, batch)
+                logits = model(input_ids=batch.to(model.device), use_cache=False).logits
+                divergence, same = token_kl(exact, logits.to(exact.device))
+                del exact, logits  # before the next batch's are made
                 divergences.append(divergence[:, :-1].cpu())
                 agreeing.append(same[:, :-1].double().mean(1).cpu())
         divergence, agreement = torch.cat(divergences), torch.cat(agreeing)
@@ -124,22 +121,22 @@ class KLDivergence(Evaluator):
         return Measurement(values, len(means), tuple(means), facts, errors)
 
 
-def token_kl(wanted: torch.Tensor, found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """KL(wanted || found) of each token in nats [B, S] float64, and whether both have the same most likely next one.
+def token_kl(exact: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """KL(exact || logits) of each token in nats [B, S] float64, and whether both have the same most likely next one.
 
     Args:
-        wanted: logits [B, S, V] of the full-precision model.
-        found: logits [B, S, V] of the other one.
+        exact: logits [B, S, V] of the full-precision model.
+        logits: logits [B, S, V] of the other one.
     """
-    rows = max(1, _CHUNK_BYTES // (8 * wanted.shape[-1]))
+    rows = max(1, _CHUNK_BYTES // (8 * exact.shape[-1]))
     divergences, agreeing = [], []
-    pairs = zip(*(one.flatten(0, 1).split(rows) for one in (wanted, found)), strict=True)
-    for full, other in pairs:
+    chunks = (tensor.flatten(0, 1).split(rows) for tensor in (exact, logits))
+    for full, other in zip(*chunks, strict=True):
         log_p = full.log_softmax(-1, dtype=torch.float64)
         difference = log_p - other.log_softmax(-1, dtype=torch.float64)
         divergences.append((log_p.exp_() * difference).sum(-1))
         agreeing.append(full.argmax(-1) == other.argmax(-1))
-    shape = wanted.shape[:2]
+    shape = exact.shape[:2]
     return torch.cat(divergences).view(shape), torch.cat(agreeing).view(shape)
 
 
@@ -159,12 +156,12 @@ def _full_precision(run: ModelRun, *, streamed: bool) -> PreTrainedModel:
     """The model of a row before it is quantized; streamed, a block at a time, where the quantized one is."""
     dtype = getattr(torch, run.dtype)
     loaded = load_model(run.model, dtype, run.device, run.seed, stream=streamed)
-    if streamed:
+    if isinstance(loaded.blocks, Streamed):
         loaded.blocks.serve()
     return loaded.model
 
 
-def _kept(run: ModelRun, origin: str, windows: Sequence[torch.Tensor]) -> KeptFiles:
+def _files(run: ModelRun, origin: str, windows: tuple[torch.Tensor, ...]) -> KeptFiles:
     """The files of a full-precision model's pass over some windows; origin: the model's fingerprint."""
     decides = [
         *(KLDivergence.version, models.VERSION, torch.__version__, transformers.__version__),
@@ -182,7 +179,7 @@ def _kept(run: ModelRun, origin: str, windows: Sequence[torch.Tensor]) -> KeptFi
 
 
 def full_logits(
-    full: PreTrainedModel, kept: KeptFiles, index: int, batch: torch.Tensor
+    full: PreTrainedModel, files: KeptFiles, index: int, batch: torch.Tensor
 ) -> torch.Tensor:
     """Logits [B, S, V] of a full-precision model on a batch [B, S] of windows.
 
@@ -192,13 +189,13 @@ def full_logits(
         LutlabError: the model's logits are not what its head puts out; or the files cannot be written.
     """
     head = full.get_output_embeddings()
-    if found := kept.intact(index):
-        return head(found[0]["states"].to(head.weight.device))
+    if content := files.intact(index):
+        return head(content[0]["states"].to(head.weight.device))
     states = full.base_model(input_ids=batch.to(full.device), use_cache=False).last_hidden_state
     logits = head(states)
     if index == 0:
         _check_head(full, batch[:, :_TOKENS_OF_CHECK], logits[:, :_TOKENS_OF_CHECK])
-    kept.write(index, {"states": states}, {})
+    files.write(index, {"states": states}, {})
     return logits
 
 

@@ -101,14 +101,14 @@ def lambada(
     if window is not None:
         arguments.integer("window", window, 2, "the tokens that the model sees at most, at least 2")
     text = Text("lambada", rows, "", "")
-    found = harness.scores(model, tokenizer, text, bos, window=window)
+    scores = harness.scores(model, tokenizer, text, bos, window=window)
     return LambadaResult(
-        accuracy=found.values["acc"],
-        perplexity=found.values["perplexity"],
-        n=found.n,
-        log_likelihoods=found.items["perplexity"],
-        accuracy_stderr=found.errors.get("acc", 0.0),
-        perplexity_stderr=found.errors.get("perplexity", 0.0),
-        cut=tuple(found.facts["cut"]),
-        left_out=tuple(sorted(found.facts["unfit"] + found.facts["not_finite"])),
+        accuracy=scores.values["acc"],
+        perplexity=scores.values["perplexity"],
+        n=scores.n,
+        log_likelihoods=scores.items["perplexity"],
+        accuracy_stderr=scores.errors.get("acc", 0.0),
+        perplexity_stderr=scores.errors.get("perplexity", 0.0),
+        cut=tuple(scores.facts["cut"]),
+        left_out=tuple(sorted(scores.facts["unfit"] + scores.facts["not_finite"])),
     )

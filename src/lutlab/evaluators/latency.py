@@ -20,7 +20,7 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedModel, torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject
+from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.generation import Generation, check_tokens, decoded, prompts, timed
@@ -60,7 +60,7 @@ class Latency(Evaluator):
     engine: str = ""
 
     @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
+    def obstacle(cls, run: ModelRun) -> str:
         """Reason for not measuring a row here; empty where it can be."""
         if run.device == "cpu":
             return "no CUDA device: it is the latency on one GPU; on a CPU, 'generation' tells the speed"
@@ -75,18 +75,16 @@ class Latency(Evaluator):
 
         The fact `not_measured` says of a metric why so many GPUs that are here cannot share the model.
         """
-        found = self._decoding().measure(subject)
-        values = {"latency_1gpu_ms": found.values["ms_per_token"]}
-        there = gpus(subject.run.device)
-        counts = {name: count for name, count in _SEVERAL.items() if count <= there}
+        alone = Generation(self.tokens, self.repeats, self.prompt, engine=self.engine)
+        decoding = alone.measure(subject)
+        values = {"latency_1gpu_ms": decoding.values["ms_per_token"]}
+        most = gpus(subject.run.device)
+        counts = {name: count for name, count in _SEVERAL.items() if count <= most}
         if not counts:
-            return dataclasses.replace(found, values=values)
+            return dataclasses.replace(decoding, values=values)
         shared, facts, refused = self._shared(subject.model, counts, "cuda")
-        facts = {**found.facts, "shared": facts, "not_measured": refused}
-        return dataclasses.replace(found, values=values | shared, facts=facts)
-
-    def _decoding(self) -> Generation:
-        return Generation(self.tokens, self.repeats, self.prompt, engine=self.engine)
+        facts = {**decoding.facts, "shared": facts, "not_measured": refused}
+        return dataclasses.replace(decoding, values=values | shared, facts=facts)
 
     def _shared(
         self, model: PreTrainedModel, counts: dict[str, int], device: str
@@ -101,16 +99,16 @@ class Latency(Evaluator):
             task = (str(folder), self.tokens, self.repeats, self.prompt)
             for name, count in counts.items():
                 try:
-                    ids, found = ranks.run(
+                    ids, rate = ranks.run(
                         of_rank, count, device, task, parallel.DECODE_SECONDS, parallel.WAIT_SECONDS
                     )
                 except LutlabError as error:
                     refused[name] = str(error)
                     continue
                 with evaluation_mode(model):
-                    check_tokens(model, torch.tensor(ids), self.prompt, found.facts["cache"])
-                values[name] = 1e3 / found.values["tokens_per_s"]
-                facts[name] = found.facts | {"seconds": found.samples}
+                    check_tokens(model, torch.tensor(ids), self.prompt, rate.facts["cache"])
+                values[name] = 1e3 / rate.values["tokens_per_s"]
+                facts[name] = rate.facts | {"seconds": rate.samples}
         return values, facts, refused
 
 

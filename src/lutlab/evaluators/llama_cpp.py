@@ -29,7 +29,7 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedModel, np, torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject
+from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.evaluators import evaluation_mode
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.depth import scaled_to_all_layers
@@ -39,8 +39,9 @@ from lutlab.gguf.file import FLOATS, Encoded
 from lutlab.gguf.names import parts
 from lutlab.peers.llama_cpp import LlamaCpp as Peer
 from lutlab.peers.llama_cpp import gguf_model
-from lutlab.peers.llama_cpp.gguf_model import BITS, CACHES, Decoder
+from lutlab.peers.llama_cpp.gguf_model import Decoder
 
+Type = Literal["q2_K", "q3_K", "q4_0", "q5_0", "q6_K", "q8_0", "f16", "f32"]  # as gguf_model.BITS
 CHECKED = 8  # tokens whose logits are checked
 _ROOM = 2.0
 _FLOAT16 = 2.0**-10  # of float16 keys and values, and of sums in another order
@@ -72,20 +73,20 @@ class LlamaCpp(Evaluator):
     libraries: ClassVar[tuple[str, ...]] = ("llama_cpp_python",)
     tokens: Count = 128
     repeats: Count = 5
-    type: Literal[("", *BITS)] = ""
-    head: Literal[tuple(BITS)] = "f16"
-    cache: Literal[CACHES] = "f16"
+    type: Literal["", Type] = ""
+    head: Type = "f16"
+    cache: Literal["f16", "f32"] = "f16"
     flash: bool = False
 
     @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
+    def obstacle(cls, run: ModelRun) -> str:
         """The peers that are not installed; empty where all are."""
         return Peer.lacking()
 
-    def _kind(self, run: RunSpec | None) -> str:
+    def _kind(self, run: ModelRun) -> str:
         """Type of the linear layers that have none of their own."""
-        own = run and registry.lookup("method", run.method).format == "ggml"
-        return self.type or ("f16" if own else gguf_model.type_for(run.q if run else 4))
+        typed = registry.lookup("method", run.method).format == "ggml"
+        return self.type or ("f16" if typed else gguf_model.type_for(run.q))
 
     @scaled_to_all_layers
     def measure(self, subject: Subject) -> Measurement:
@@ -144,22 +145,22 @@ def check(
     for _ in range(CHECKED):
         seen.append(decoder.step(ids[-1]).copy())
         ids.append(int(seen[-1].argmax()))
-    theirs = torch.from_numpy(np.stack(seen)).double()
+    peer = torch.from_numpy(np.stack(seen)).double()
     tokens = torch.tensor([ids[:-1]], device=model.device)
     with evaluation_mode(model):
         ours = model(input_ids=tokens, use_cache=False).logits[0].double().cpu()
         with _multiplying(model, encoded):
             both = model(input_ids=tokens.repeat(2, 1), use_cache=False).logits.double().cpu()
     exact, coarse = both
-    error, expected = ((one - exact).norm() / exact.norm() for one in (theirs, coarse))
+    error, expected = ((logits - exact).norm() / exact.norm() for logits in (peer, coarse))
     if not error <= _ROOM * expected + _FLOAT16:
         raise LutlabError(
             f"llama.cpp's logits are {error:.1e} from those of its own weights, and rounding activations to 8 bits "
             f"explains {expected:.1e}: it computes something else; its speed would say nothing"
         )
-    cosine = torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0)
-    found = {"logits_error": error, "logits_error_expected": expected, "logits_cosine": cosine}
-    return {name: float(value) for name, value in found.items()}
+    cosine = torch.nn.functional.cosine_similarity(ours.flatten(), peer.flatten(), dim=0)
+    facts = {"logits_error": error, "logits_error_expected": expected, "logits_cosine": cosine}
+    return {name: float(value) for name, value in facts.items()}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import ClassVar
 from lutlab.base.errors import LutlabError
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject, Text
+from lutlab.base.specs import Measurement, ModelRun, Subject, Text
 from lutlab.data import tasks
 from lutlab.evaluators import context_length, harness, needed, text_facts
 from lutlab.evaluators.contract import Evaluator, Metric, metric_of
@@ -42,7 +42,7 @@ class HarnessEvaluator(Evaluator):
     batch_size: Count = harness.BATCH_SIZE
 
     @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
+    def obstacle(cls, run: ModelRun) -> str:
         """Reason why it cannot run: lm-eval is not installed."""
         return tasks.MISSING if importlib.util.find_spec("lm_eval") is None else ""
 
@@ -54,18 +54,18 @@ class HarnessEvaluator(Evaluator):
         text, tokenizer = needed(subject, self.name)
         self.check_text(text)
         window = context_length(subject.model) or subject.seqlen
-        found = harness.scores(subject.model, tokenizer, text, self.bos, self.batch_size, window)
-        names = {name: name for name in found.values}
+        scores = harness.scores(subject.model, tokenizer, text, self.bos, self.batch_size, window)
+        names = {name: name for name in scores.values}
         if self.names:
-            names = {o: next(n for n in t if n in found.values) for o, t in self.names.items()}
-        first = found.items[self.sampled] if self.sampled else next(iter(found.items.values()))
+            names = {o: next(n for n in t if n in scores.values) for o, t in self.names.items()}
+        first = scores.items[self.sampled] if self.sampled else next(iter(scores.items.values()))
         plain = all(isinstance(item, numbers.Real) for item in first)
         return Measurement(
-            values={ours: found.values[theirs] for ours, theirs in names.items()},
-            n=found.n,
+            values={ours: scores.values[of_task] for ours, of_task in names.items()},
+            n=scores.n,
             samples=tuple(map(float, first)) if plain else (),
-            facts=text_facts(text, tokenizer) | found.facts,
-            errors={o: found.errors[t] for o, t in names.items() if t in found.errors},
+            facts=text_facts(text, tokenizer) | scores.facts,
+            errors={o: scores.errors[t] for o, t in names.items() if t in scores.errors},
         )
 
 
@@ -103,10 +103,10 @@ class LmEval(HarnessEvaluator):
         if not text:
             raise LutlabError("lm_eval measures a task: name one, as evaluate=[lm_eval:piqa]")
         named = tasks.metrics_of(tasks.protocol_of(text))
-        found = next((metric for name in named if (metric := metric_of(cls, name))), None)
-        if found is None:
+        metric = next((metric for name in named if (metric := metric_of(cls, name))), None)
+        if metric is None:
             raise LutlabError(
                 f"lm-eval's task '{text}' has metrics of its own ({', '.join(named) or 'made by its code'}), which no "
                 f"column shows: known are {', '.join(metric.name for metric in cls.metrics)}"
             )
-        return found
+        return metric

@@ -21,7 +21,7 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedModel, torch
 from lutlab.base.limits import a_seed
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, ModelRun, RunSpec, Subject
+from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.data.masking import MaskedWindows, masked_stream
 from lutlab.data.tokens import token_sha256
 from lutlab.evaluators import (
@@ -74,14 +74,14 @@ class MaskedLM(Evaluator):
         if limit is not None and subject.seqlen > limit:
             raise LutlabError(f"a window of {subject.seqlen} tokens exceeds the context of {limit}")
         windows = masked_stream(text, tokenizer, subject.seqlen, self.seed)
-        found = masked_predictions(subject.model, _full_precision(subject.run), windows)
+        sums = masked_predictions(subject.model, _full_precision(subject.run), windows)
         sizes = (windows.sizes * windows.chosen).sum(1).tolist()
-        tokens, nll, kl, agreeing = zip(*found, strict=True)
+        tokens, nll, kl, agreeing = zip(*sums, strict=True)
         ratios = {
             "masked_loss": (nll, tokens),
             "masked_agreement": (agreeing, tokens),
             "masked_kl": (kl, tokens),
-            "masked_bits_per_byte": ([one / math.log(2) for one in nll], sizes),
+            "masked_bits_per_byte": ([nats / math.log(2) for nats in nll], sizes),
         }
         values = {name: sum(parts) / sum(wholes) for name, (parts, wholes) in ratios.items()}
         errors = {name: ratio_error(*parts) for name, parts in ratios.items()}
@@ -90,23 +90,19 @@ class MaskedLM(Evaluator):
         facts = text_facts(text, tokenizer) | {
             "token_sha256": token_sha256(windows.read),
             "seqlen": subject.seqlen,
-            "windows": len(found),
+            "windows": len(sums),
             "tokens": sum(tokens),
             "scored_bytes": sum(sizes),
             "seed": self.seed,
             "loss_dtype": "float32",
         }
-        samples = tuple(one / n for one, n in zip(nll, tokens, strict=True) if n)
+        samples = tuple(nats / n for nats, n in zip(nll, tokens, strict=True) if n)
         errors = {name: error for name, error in errors.items() if math.isfinite(error)}
         return Measurement(values, sum(tokens), samples, facts, errors)
 
 
-def _full_precision(run: RunSpec | None) -> PreTrainedModel:
+def _full_precision(run: ModelRun) -> PreTrainedModel:
     """The model of a row before it is quantized."""
-    if not isinstance(run, ModelRun):
-        raise LutlabError(
-            "masked_lm compares with the full-precision model, and this subject has no run that names it"
-        )
     return load_model(run.model, getattr(torch, run.dtype), run.device, run.seed).model
 
 
@@ -120,23 +116,23 @@ def masked_predictions(
     """
     size = max(1, batch_tokens(model) // windows.ids.shape[1])
     parts = (part.split(size) for part in (windows.ids, windows.read, windows.chosen))
-    found: list[Sums] = []
+    sums: list[Sums] = []
     with evaluation_mode(model), evaluation_mode(reference):
         for ids, read, chosen in zip(*parts, strict=True):
             chosen = chosen.to(model.device)
-            found += _sums(
+            sums += _sums(
                 _log_p(model, read, chosen),
                 _log_p(reference, read, chosen),
                 ids.to(model.device)[chosen],
                 chosen.sum(1).tolist(),
             )
-    for window, (_, nll, kl, _) in enumerate(found):
+    for window, (_, nll, kl, _) in enumerate(sums):
         if not math.isfinite(nll + kl):
             raise LutlabError(
                 f"the loss of window {window} is {nll}, its KL {kl}: the logits overflow {model.dtype} or the weights "
                 "are broken; try dtype=float32"
             )
-    return found
+    return sums
 
 
 def _log_p(model: PreTrainedModel, read: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -153,6 +149,6 @@ def _sums(
     agreeing = log_p.argmax(-1) == full.argmax(-1)
     parts = (part.split(counts) for part in (nll.double(), kl.double(), agreeing))
     return [
-        (len(one), one.sum().item(), other.sum().item(), int(same.sum()))
-        for one, other, same in zip(*parts, strict=True)
+        (len(losses), losses.sum().item(), divergences.sum().item(), int(same.sum()))
+        for losses, divergences, same in zip(*parts, strict=True)
     ]

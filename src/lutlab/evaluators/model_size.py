@@ -7,7 +7,7 @@ Compression ratio = bits of a weight in full precision / bits of a weight: 16 fo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from lutlab.base.registry import register
 from lutlab.base.specs import LayerStats, Measurement, Subject
@@ -67,8 +67,8 @@ class ModelSize(Evaluator):
             "megabytes": stored / 8e6,
             "ratio": 16 * weights / stored,
         }
-        binary = [layer.bits_bcq for layer in layers]
-        if None not in binary:
+        binary = [layer.bits_bcq for layer in layers if layer.bits_bcq is not None]
+        if len(binary) == len(layers):
             values["bits_per_weight_bcq"] = sum(binary) / weights
             values["megabytes_bcq"] = sum(binary) / 8e6
         if all(layer.q >= 16 or layer.bits_average is not None for layer in layers):
@@ -92,8 +92,8 @@ def _weights(layer: LayerStats) -> int:
 
 
 def _paper_bits(layers: Sequence[LayerStats], formula: str, full: int) -> float:
-    return sum(
-        _weights(layer)
-        * (full if layer.q >= 16 else bits_paper(layer.q, layer.g, layer.in_features, formula))
-        for layer in layers
-    )
+    def bits(layer: LayerStats) -> float:
+        q = cast("int", layer.q)  # a fraction is of formats whose size no paper counts
+        return full if q >= 16 else bits_paper(q, layer.g, layer.in_features, formula)
+
+    return sum(_weights(layer) * bits(layer) for layer in layers)

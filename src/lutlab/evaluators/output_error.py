@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject
+from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.weight_error import relative_error
 
@@ -24,7 +24,7 @@ class OutputError(Evaluator):
     )
 
     @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
+    def obstacle(cls, run: ModelRun) -> str:
         """Empty where the row's layers saw calibration inputs."""
         if run.calibration:
             return ""
@@ -32,11 +32,12 @@ class OutputError(Evaluator):
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text."""
-        errors = [layer.output_error for layer in subject.layers]
-        if None in errors:
+        layers = subject.layers
+        errors = [layer.output_error for layer in layers if layer.output_error is not None]
+        norms = [layer.output_norm for layer in layers if layer.output_norm is not None]
+        if len(errors) < len(layers):
             raise LutlabError(
                 "output_error needs calibration, and this method looks at weights only: use method=gptq, gptq_bcq or "
                 "awq, or evaluate weight_error"
             )
-        norms = [layer.output_norm for layer in subject.layers]
         return relative_error("output_relative_mse", subject, errors, norms)

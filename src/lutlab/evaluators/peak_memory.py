@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -156,4 +155,5 @@ def run(folder: str, modeling: str, tokens: str, threads: str) -> None:
 
 def _resident(field: str) -> int:
     """Bytes that /proc/self/status has under VmRSS (now) or VmHWM (the most so far)."""
-    return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)[1])
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    return 1024 * int(fields[field].removesuffix("kB"))

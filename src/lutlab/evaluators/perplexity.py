@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from lutlab.base import arguments
 from lutlab.base.errors import LutlabError
@@ -46,7 +46,8 @@ from lutlab.evaluators import (
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.evaluators.noise import ratio_error
 
-LOSS_DTYPES = ("float32", "float16")
+LossDtype = Literal["float32", "float16"]
+LOSS_DTYPES = get_args(LossDtype)
 # Float32 logits of one cross entropy: stays in a CPU's cache, a fraction of the batch's own.
 _CHUNK_BYTES = 8 * 2**20
 
@@ -70,7 +71,7 @@ class Perplexity(Evaluator):
         Metric("word_perplexity", "perplexity per word", "word ppl"),
     )
 
-    loss_dtype: Literal[LOSS_DTYPES] = "float32"
+    loss_dtype: LossDtype = "float32"
 
     def measure(self, subject: Subject) -> Measurement:
         """Perplexity of subject.text in windows of subject.seqlen tokens, per token, byte and word.
@@ -236,7 +237,7 @@ def _mean_loss(logits: torch.Tensor, ids: torch.Tensor, loss_dtype: str) -> torc
     rows = max(1, _CHUNK_BYTES // (4 * logits.shape[-1]))
     chunks = zip(logits.flatten(0, 1).split(rows), targets.flatten().split(rows), strict=True)
     losses = [
-        torch.nn.functional.cross_entropy(chunk.to(dtype), wanted, reduction="none").float()
-        for chunk, wanted in chunks
+        torch.nn.functional.cross_entropy(chunk.to(dtype), expected, reduction="none").float()
+        for chunk, expected in chunks
     ]
     return (torch.cat(losses).view(ids.shape).sum(1) / (ids.shape[1] - 1)).to(dtype)

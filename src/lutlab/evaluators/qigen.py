@@ -90,12 +90,12 @@ class QIGen(Evaluator):
             )
         with _multiplying(packed), evaluation_mode(model):
             engine = generate.engine(model, length=self.tokens, name=TRANSFORMERS)
-            found = timed(engine, prompts(model, 1, 1), self.tokens, self.repeats)
+            rate = timed(engine, prompts(model, 1, 1), self.tokens, self.repeats)
         facts = {
             "kernel": sorted({variant(weight) for weight in packed.values()}),
             "searched": all(parameters(w.shape, w.bits, w.group_size)[1] for w in packed.values()),
         }
-        return dataclasses.replace(found, facts={**found.facts, **facts})
+        return dataclasses.replace(rate, facts={**rate.facts, **facts})
 
 
 def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
@@ -108,7 +108,7 @@ def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
             f"QIGen's kernels take float32 activations on the CPU, the model is {model.dtype} on {model.device}: "
             "run with device=cpu dtype=float32"
         )
-    found = {}
+    packed = {}
     for name, layer in model.named_modules():
         if isinstance(layer, QuantLinear):
             stored = layer.packed
@@ -116,24 +116,24 @@ def _packed(model: PreTrainedModel) -> dict[QuantLinear, PackedQIGen]:
                 raise LutlabError(
                     f"QIGen multiplies uniform codes, those of {name} are not: quantize by method=rtn or method=gptq"
                 )
-            found[layer] = qigen_gemv.prepare(stored.unpack())
-    if not found:
+            packed[layer] = qigen_gemv.prepare(stored.unpack())
+    if not packed:
         raise LutlabError(
             "no layer is quantized: QIGen has nothing to multiply (method=rtn or gptq)"
         )
-    return found
+    return packed
 
 
 @contextmanager
 def _multiplying(packed: Mapping[QuantLinear, PackedQIGen]) -> Iterator[None]:
     """The layers' products are QIGen's inside."""
     for layer, weight in packed.items():
-        layer.forward = functools.partial(_product, weight=weight, bias=layer.bias)
+        vars(layer)["forward"] = functools.partial(_product, weight=weight, bias=layer.bias)
     try:
         yield
     finally:
         for layer in packed:
-            del layer.forward
+            del vars(layer)["forward"]
 
 
 def _product(x: torch.Tensor, weight: PackedQIGen, bias: torch.Tensor | None) -> torch.Tensor:

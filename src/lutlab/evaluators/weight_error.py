@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from lutlab.base.registry import register
-from lutlab.base.specs import Measurement, RunSpec, Subject
+from lutlab.base.specs import Measurement, ModelRun, Subject
 from lutlab.evaluators.contract import Evaluator, Metric
 from lutlab.quantizers.stored import STORED
 
@@ -21,15 +21,13 @@ class WeightError(Evaluator):
     )
 
     @classmethod
-    def obstacle(cls, run: RunSpec) -> str:
+    def obstacle(cls, run: ModelRun) -> str:
         """Empty where the weights in full precision are known."""
         if run.method == STORED:
             return "a quantized checkpoint does not hold the weights in full precision that it would be compared with"
-        return (
-            "weights drawn as they are stored were never in full precision"
-            if run.model.packed
-            else ""
-        )
+        if run.model.packed:
+            return "weights drawn as they are stored were never in full precision"
+        return ""
 
     def measure(self, subject: Subject) -> Measurement:
         """Needs no text."""

@@ -49,10 +49,10 @@ def engine(
         raise LutlabError(f"cache={cache}: give one of {', '.join(CACHES[1:])}, or none")
     batch, length = _sizes(model, batch, length)
     names = (name,) if name else engines_of(model.device.type)
-    reasons = []
+    reasons: list[str] = []
     for candidate in names:
-        found = registry.lookup("engine", candidate)
-        why = found.obstacle(model, cache)
+        kind = registry.lookup("engine", candidate)
+        why = kind.obstacle(model, cache)
         if not why:
             dtype = getattr(torch, cache) if cache else model.dtype
             needed = fits.cache_bytes(model.config, batch, length, dtype.itemsize)
@@ -60,15 +60,15 @@ def engine(
             fits.check(what, {"cache": needed}, str(model.device))
             if reasons:
                 log.warning("decoding by engine %s: %s", candidate, "; ".join(reasons))
-            return found(model, batch, length, cache)
+            return kind(model, batch, length, cache)
         reasons.append(f"{candidate}: {why}")
     raise LutlabError(f"no engine decodes this model: {'; '.join(reasons)}")
 
 
 def engines_of(device: str) -> list[str]:
     """Names of the engines of a kind of device, one that was made for fewer kinds before one for more."""
-    found = registry.classes("engine").items()
-    return [n for _, n in sorted((len(e.devices), n) for n, e in found if device in e.devices)]
+    engines = registry.classes("engine").items()
+    return [n for _, n in sorted((len(e.devices), n) for n, e in engines if device in e.devices)]
 
 
 def _sizes(model: PreTrainedModel, batch: int, length: int | None) -> tuple[int, int]:

@@ -7,6 +7,7 @@ widens; what narrows). A `Decoder` says the rest of a family, once, by paths of 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from lutlab.base.lazy import PreTrainedConfig
 
@@ -42,18 +43,12 @@ class Decoder:
     rotary: str = ""  # path in the body of the module that gives cosines and sines
     neighbours: bool = False  # rotated pairs are neighbours, else halves of the head apart
     head_norms: tuple[str, ...] = ()  # paths in the attention of norms of each query and key
-    scaled: bool = (
-        True  # the product of query and key is scaled by attention.scaling, else by nothing
-    )
-    norm_first: str = (
-        ""  # config field that says whether norms come before sub-layers; empty: they do
-    )
+    scaled: bool = True  # query times key is scaled by attention.scaling, else by nothing
+    norm_first: str = ""  # config field: whether norms come before sub-layers; empty: they do
     # paths in the body between embeddings and blocks, blocks and head; those modules may be None
     projections: tuple[str, ...] = ()
     window: str = ""  # config field of how many tokens a block sees; empty: all
-    window_where: str = (
-        ""  # config field that has "local" for blocks with a window; empty: all have it
-    )
+    window_where: str = ""  # config field, "local" for blocks with a window; empty: all have it
 
 
 _LLAMA = Decoder(
@@ -91,7 +86,7 @@ _OPT = Decoder(
     norm_first="do_layer_norm_before",
     projections=("project_in", "project_out"),
 )
-_NEO = {"attention": "attn.attention", "scaled": False}
+_NEO: dict[str, Any] = {"attention": "attn.attention", "scaled": False}
 DECODERS = {
     "opt": _OPT,
     "llama": _LLAMA,

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import PreTrainedModel, nn, torch
 from lutlab.formats.contract import dtype_name
-from lutlab.models.families import linear_layers
+from lutlab.models.families import linear_layers, weight_of
 
 
 class Engine(ABC):
@@ -48,10 +48,10 @@ class Engine(ABC):
     @classmethod
     def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
         """Reason for not decoding a model with such a cache, here one of another dtype; empty where it can."""
-        own = dtype_name(model.dtype)
-        return (
-            "" if cache in ("", own) else f"its cache is of the model's dtype, {own}, not {cache}"
-        )
+        dtype = dtype_name(model.dtype)
+        if cache in ("", dtype):
+            return ""
+        return f"its cache is of the model's dtype, {dtype}, not {cache}"
 
     @abstractmethod
     def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -129,15 +129,14 @@ class Engine(ABC):
 
     def modules_read(self) -> dict[str, int]:
         """Bytes of `weights` and `head` that transformers' own modules read in a step."""
-        from lutlab.modules import (
-            QuantLinear,  # a class of torch's: --help reads this file without it
-        )
+        from lutlab.modules import QuantLinear  # of torch: --help reads this file without it
+
+        rows, dtype = self.batch, self.model.dtype
 
         def read(layer: nn.Module) -> int:
-            if not isinstance(layer, QuantLinear):
-                return layer.weight.nbytes
-            given = self.batch, self.model.dtype
-            return layer.ready(*given).bytes_read(*given)
+            if isinstance(layer, QuantLinear):
+                return layer.ready(rows, dtype).bytes_read(rows, dtype)
+            return weight_of(layer).nbytes
 
         weights = sum(read(layer) for _, layer in linear_layers(self.model))
         return {"weights": weights, "head": read(self.model.get_output_embeddings())}
@@ -179,7 +178,7 @@ class Engine(ABC):
             )
 
     def _check_ids(self, ids: torch.Tensor) -> None:
-        low, high = (int(one) for one in ids.aminmax())
+        low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= self.vocabulary:
             raise LutlabError(
                 f"token ids from {low} to {high}, and the vocabulary is 0 to {self.vocabulary - 1}: use the model's "

@@ -19,7 +19,7 @@ from lutlab.base.registry import register
 from lutlab.formats.contract import dtype_name
 from lutlab.generate.architecture import obstacle
 from lutlab.generate.contract import Engine
-from lutlab.generate.cpu_model import CpuModel
+from lutlab.generate.cpu_model import CpuModel, Placed
 from lutlab.kernels.codegen.compiler import NoCompiler
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
@@ -63,10 +63,10 @@ class CpuStep(Engine):
 
     @classmethod
     def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
-        """See Engine."""
+        """Reason for not decoding a model: its device, hooks, dtype or family, or that nothing compiles C here."""
         if model.device.type != "cpu":
             return f"it runs on CPUs, and the model is on {model.device}"
-        if any(one._forward_hooks or one._forward_pre_hooks for one in model.modules()):
+        if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
             return "its modules have hooks (of a model that ranks share, of streamed blocks), which C would not call"
         if model.dtype not in step.TYPES:
             return f"it computes in float32, and the model is of {model.dtype}"
@@ -77,7 +77,7 @@ class CpuStep(Engine):
         return obstacle(model.config)
 
     def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """See Engine."""
+        """Read all prompts one behind the other, CHUNK tokens a call."""
         self.check_prompts(prompts)
         self.positions = [0] * self.batch
         ids = torch.cat([prompt.to(torch.int64) for prompt in prompts])
@@ -88,23 +88,23 @@ class CpuStep(Engine):
         logits, done = self._room(), 0
         for first in range(0, len(ids), CHUNK):
             some = slice(first, first + CHUNK)
-            wanted = ends[(ends > first) & (ends <= first + CHUNK)] - 1 - first
-            given = [one[some].data_ptr() for one in (ids, rows, positions)]
-            there = wanted.data_ptr(), len(wanted), logits.data_ptr() + done * logits.stride(0) * 4
-            self._forward(len(ids[some]), *given, *there)
-            done += len(wanted)
+            last = ends[(ends > first) & (ends <= first + CHUNK)] - 1 - first
+            inputs = [tensor[some].data_ptr() for tensor in (ids, rows, positions)]
+            room = logits.data_ptr() + done * logits.stride(0) * 4
+            self._forward(len(ids[some]), *inputs, last.data_ptr(), len(last), room)
+            done += len(last)
         self.positions = lengths.tolist()
         return logits[:, : self.vocabulary]
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
-        """See Engine."""
+        """One call of the C step."""
         self.check_step(ids)
         logits = self._step(ids.to(torch.int64).contiguous(), self.positions)
         self.positions = [position + 1 for position in self.positions]
         return logits[:, : self.vocabulary]
 
     def rewind(self, tokens: int = 0) -> None:
-        """See Engine."""
+        """Only the positions change: later tokens overwrite what is behind them."""
         self.check_rewind(tokens)
         self.positions = [tokens] * self.batch
 
@@ -118,11 +118,11 @@ class CpuStep(Engine):
         Raises:
             LutlabError: one is larger than the cache can hold.
         """
-        there = slice(first, first + keys.shape[1]), slice(0, keys.shape[2])
+        tokens, size = keys.shape[1:]
         for cache, new in ((self._held.keys, keys), (self._held.values, values)):
-            kept = cache[(layer, row, slice(None), *there)]
-            kept.copy_(new)
-            if bool((kept.isinf() & new.isfinite()).any()):
+            slots = cache[layer, row, :, first : first + tokens, :size]
+            slots.copy_(new)
+            if bool((slots.isinf() & new.isfinite()).any()):
                 raise self._too_large()
 
     def breakdown(self, context: int) -> dict[str, float]:
@@ -135,7 +135,7 @@ class CpuStep(Engine):
             raise LutlabError(
                 f"context={context}: a step needs a place behind it, and the cache holds {self.length} tokens"
             )
-        ids, found = torch.zeros(self.batch, dtype=torch.int64), []
+        ids, rounds = torch.zeros(self.batch, dtype=torch.int64), []
         self.positions = [0] * self.batch
         for _ in range(ROUNDS):
             seconds = (ctypes.c_double * len(PARTS))()
@@ -144,26 +144,20 @@ class CpuStep(Engine):
                 self._step(ids, [context] * self.batch)
             finally:
                 self._c.seconds = None
-            found.append(list(seconds))
-        return dict(zip(PARTS, min(found, key=sum), strict=True))
+            rounds.append(list(seconds))
+        return dict(zip(PARTS, min(rounds, key=sum), strict=True))
 
     def bytes_read(self, context: int) -> dict[str, int]:
-        """See Engine."""
+        """Of the cache each layer's window, with the padding of heads."""
         head = self._held.head.nbytes
-        weights = sum(one.nbytes for many in self._held.placed.values() for one in many) - head
+        weights = sum(map(_nbytes, self._held.placed.values())) - head
         seen = sum(min(self._c.layer[at].window, context) for at in range(self._c.layers))
         token = 2 * self._c.kv_heads * self._c.room * self._dtype.itemsize
-        return {
-            "weights": weights,
-            "head": head,
-            "cache": self.batch * seen * token,
-        }
+        return {"weights": weights, "head": head, "cache": self.batch * seen * token}
 
     def facts(self) -> dict[str, Any]:
-        """See Engine."""
-        work = max(
-            sum(one.nbytes for one in many) * self.batch for many in self._held.placed.values()
-        )
+        """`threads`: those of the launch that reads most."""
+        work = self.batch * max(map(_nbytes, self._held.placed.values()))
         return {
             "engine": "cpu_step",
             "kernel": self._held.names(),
@@ -174,8 +168,8 @@ class CpuStep(Engine):
         }
 
     def _threads_now(self) -> int:
-        wanted = self._threads or torch.get_num_threads()
-        return min(wanted, self._most_threads) if self._library.openmp else 1
+        threads = self._threads or torch.get_num_threads()
+        return min(threads, self._most_threads) if self._library.openmp else 1
 
     def _room(self) -> torch.Tensor:
         """Tensor for logits, with the padding of a packed head."""
@@ -184,19 +178,19 @@ class CpuStep(Engine):
     def _step(self, ids: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
         """Logits of a token in every row; ids: [B] int64, contiguous."""
         logits = self._room()
-        self._at[:] = positions
+        self._at[:] = [*positions]
         where = self._every_row, self._at, self._every_row
         self._forward(self.batch, ids.data_ptr(), *where, self.batch, logits.data_ptr())
         return logits
 
-    def _forward(self, m: int, *given: Any) -> None:
+    def _forward(self, m: int, *arguments: Any) -> None:
         """One call: m tokens into the cache; the rest as kernels/cpu/step/step.c has it."""
         self._c.threads = self._threads_now()
-        held = self._library.forward(ctypes.byref(self._c), m, *given)
+        fits = self._library.forward(ctypes.byref(self._c), m, *arguments)
         if failed := self._held.failed:
             self._held.failed = None
             raise failed
-        if not held:
+        if not fits:
             raise self._too_large()
 
     def _too_large(self) -> LutlabError:
@@ -204,3 +198,8 @@ class CpuStep(Engine):
             f"a key or value is larger than cache={str(self._dtype).removeprefix('torch.')} can hold: take "
             "cache=float32"
         )
+
+
+def _nbytes(launch: list[Placed]) -> int:
+    """Bytes that one launch reads."""
+    return sum(layer.nbytes for layer in launch)

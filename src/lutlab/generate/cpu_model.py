@@ -13,12 +13,14 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
 from lutlab.base.groups import group_length
 from lutlab.base.lazy import PreTrainedModel, nn
 from lutlab.embeddings import QuantEmbedding
+from lutlab.formats.uniform import PackedUniform
 from lutlab.generate.architecture import ACTIVATIONS, DECODERS, Decoder
 from lutlab.kernels.codegen.isa import detect
 from lutlab.kernels.cpu import step
@@ -28,6 +30,8 @@ from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
 from lutlab.kernels.cpu.rows.rows_gemv import BATCH, THREAD_BYTES, Part, longs
 from lutlab.models.families import decoder_blocks, family_of, weight_of
 from lutlab.modules import QuantLinear
+
+Pointed = torch.Tensor | ctypes.Structure | ctypes.Array  # what a struct may point to
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,11 @@ class CpuModel:
         self._isa, self._batch = detect(), batch
         self._scratch = 0  # floats, for up to BATCH rows of x
         self._mended: set[str] = set()
-        self._kept: list[object] = []
-        put_right = weakref.WeakMethod(self._mend)  # the struct would keep itself alive
+        self._kept: list[Pointed] = []
+        this = weakref.proxy(self)  # the struct would keep itself alive
         config, decoder = model.config, DECODERS[model.config.model_type]
         body, blocks = model.get_submodule(decoder.body), decoder_blocks(model)
-        size = blocks[0].get_submodule(decoder.attention).head_dim
+        size = cast("int", blocks[0].get_submodule(decoder.attention).head_dim)  # no buffer
         tokens, tokens_type, tokens_width = self._table(body.get_submodule(decoder.tokens))
         head, _ = self._linear([model.get_output_embeddings()])
         self.struct = c = step.Model(
@@ -115,7 +119,7 @@ class CpuModel:
             batch=batch,
             length=length,
             thread_bytes=THREAD_BYTES,
-            mend=step.MEND(lambda *launch: put_right()(*launch)),
+            mend=step.MEND(lambda *launch: this._mend(*launch)),
         )
         layers = [self._layer(model, decoder, index) for index in range(len(blocks))]
         c.layer = (step.Layer * len(layers))(*layers)
@@ -134,7 +138,7 @@ class CpuModel:
 
     def names(self) -> list[str]:
         """Names of the kernels that multiply, for a record."""
-        names = {self._name(one) for many in self.placed.values() for one in many}
+        names = {self._name(layer) for launch in self.placed.values() for layer in launch}
         return sorted(names | self._mended)
 
     # ---- the structs of modules ----
@@ -142,10 +146,9 @@ class CpuModel:
     def _layer(self, model: PreTrainedModel, decoder: Decoder, index: int) -> step.Layer:
         """The struct of a block; notes how wide its feed-forward is."""
         c, config, block = self.struct, model.config, decoder_blocks(model)[index]
-        layers = [
-            [block.get_submodule(path) for path in one.layers] for one in family_of(config).inputs
-        ]
-        own = block.get_submodule(decoder.attention)
+        inputs = family_of(config).inputs
+        layers = [[block.get_submodule(path) for path in group.layers] for group in inputs]
+        module: Any = block.get_submodule(decoder.attention)
         (attention, starts), (out, _), (up, wide), (down, _) = map(self._linear, layers)
         if len(starts) == 1:  # queries, keys and values of one layer
             starts = [0, c.heads * c.size, (c.heads + c.kv_heads) * c.size]
@@ -155,13 +158,13 @@ class CpuModel:
         if decoder.gated and len(wide) == 1:  # gate and up of one layer
             wide = [0, c.inner]
         norms = [self._norm(block.get_submodule(path), decoder.rms) for path in decoder.norms]
-        of_head = [self._norm(own.get_submodule(path), decoder.rms) for path in decoder.head_norms]
+        heads = [self._norm(module.get_submodule(path), decoder.rms) for path in decoder.head_norms]
         window = getattr(config, decoder.window) if decoder.window else None
         if decoder.window_where and getattr(config, decoder.window_where)[index] != "local":
             window = None
         return step.Layer(
             *norms,
-            *(of_head or [step.Norm(), step.Norm()]),
+            *(heads or [step.Norm(), step.Norm()]),
             attention,
             out,
             up,
@@ -169,11 +172,11 @@ class CpuModel:
             *starts,
             wide[0],
             wide[1] if decoder.gated else -1,
-            own.scaling if decoder.scaled else 1.0,
+            module.scaling if decoder.scaled else 1.0,
             window or c.length,
         )
 
-    def _keep(self, value: object) -> int:
+    def _keep(self, value: Pointed) -> int:
         """Hold a tensor or a ctypes object as long as the structs live; its address."""
         self._kept.append(value)
         if isinstance(value, torch.Tensor):
@@ -184,24 +187,24 @@ class CpuModel:
         """The struct of layers that read the same x, and where each one's rows begin in y."""
         at, placed = 0, []
         for layer in layers:
-            one = Placed(at, *self._weight(layer))
-            placed.append(one)
-            at += blocks_of(one.rows) * ROWS if isinstance(one.weight, CpuLinear) else one.rows
+            rows, channels, weight = self._weight(layer)
+            placed.append(Placed(at, rows, channels, weight))
+            at += blocks_of(rows) * ROWS if isinstance(weight, CpuLinear) else rows
         launches: list[list[Placed]] = []
-        for one in placed:
-            if launches and _together(launches[-1][0].weight, one.weight):
-                launches[-1].append(one)
+        for place in placed:
+            if launches and _together(launches[-1][0].weight, place.weight):
+                launches[-1].append(place)
             else:
-                launches.append([one])
+                launches.append([place])
         products = (step.Product * len(launches))(*map(self._product, launches))
         for product, launch in zip(products, launches, strict=True):
             self.placed[ctypes.addressof(product)] = launch
         self._keep(products)
         bias = self._bias(layers, placed, at)
-        return step.Linear(products, len(launches), at, bias), [one.at for one in placed]
+        return step.Linear(products, len(launches), at, bias), [place.at for place in placed]
 
-    def _norm(self, module: nn.Module | None, rms: bool) -> step.Norm:
-        """The struct of a norm; None stands for no norm."""
+    def _norm(self, module: Any, rms: bool) -> step.Norm:
+        """The struct of a norm: torch's LayerNorm, a family's own RMSNorm, or None for no norm."""
         if module is None:
             return step.Norm()
         size = module.weight.shape if rms else torch.Size(module.normalized_shape)
@@ -216,13 +219,15 @@ class CpuModel:
         """A table of embeddings: its address, the number of its dtype, its width."""
         if isinstance(module, QuantEmbedding):
             return self._coded_table(module)
-        weight = module.weight.detach().contiguous()
+        weight = weight_of(module).contiguous()
         return self._keep(weight), step.TYPES[weight.dtype], weight.shape[1]
 
     def _coded_table(self, table: QuantEmbedding) -> tuple[int, int, int]:
         """A table of tokens in uniform codes, a byte each."""
         packed = table.packed
-        tensors = packed.unpack().codes, packed.scale.float(), packed.zero_point.float()
+        assert isinstance(packed, PackedUniform), "quantize_embeddings makes no other"
+        zero = cast("torch.Tensor", packed.zero_point)  # RTN always makes one
+        tensors = packed.unpack().codes, packed.scale.float(), zero.float()
         group = group_length(packed.group_size, table.in_features)
         coded = step.CodedTable(*map(self._keep, tensors), group)
         return self._keep(coded), step.CODED, table.in_features
@@ -240,7 +245,7 @@ class CpuModel:
         c = self.struct
         layers = [c.layer[index] for index in range(c.layers)]
         group = c.heads // c.kv_heads
-        outputs = [one.rows for layer in layers for one in (layer.out, layer.down)]
+        outputs = [linear.rows for layer in layers for linear in (layer.out, layer.down)]
         floats = {
             "x": most * c.hidden,
             "normed": most * max(c.hidden, c.tokens_width),
@@ -264,12 +269,13 @@ class CpuModel:
             launch = self.placed[product]
             first = launch[0].at
             width = launch[-1].at - first + blocks_of(launch[-1].rows) * ROWS
-            found = _floats(y, m, y_stride, width)
-            for one in launch:
-                inputs = _floats(x, m, x_stride, one.channels)
-                there = found[:, one.at - first : one.at - first + one.rows]
-                if mend(there, inputs, one.weight.dense()):
-                    name = one.weight.kernel.describe()
+            outputs = _floats(y, m, y_stride, width)
+            for layer in launch:
+                assert isinstance(layer.weight, CpuLinear), "C calls back for kernels alone"
+                inputs = _floats(x, m, x_stride, layer.channels)
+                part = outputs[:, layer.at - first : layer.at - first + layer.rows]
+                if mend(part, inputs, layer.weight.dense()):
+                    name = layer.weight.kernel.describe()
                     self._mended.add(f"dequantize for rows that overflow ({name}), torch matmul")
         except BaseException as error:  # raised again when the step has returned to Python
             self.failed = error
@@ -287,7 +293,7 @@ class CpuModel:
 
     def _product(self, launch: list[Placed]) -> step.Product:
         first = launch[0].weight
-        nbytes = sum(one.nbytes for one in launch)
+        nbytes = sum(layer.nbytes for layer in launch)
         if isinstance(first, torch.Tensor):
             return step.Product(
                 weight=self._keep(first),
@@ -298,7 +304,11 @@ class CpuModel:
                 bytes=nbytes,
                 at=launch[0].at,
             )
-        parts = [(self._keep(o.weight.rows.stream), blocks_of(o.rows)) for o in launch]
+        parts = [
+            Part(self._keep(layer.weight.rows.stream), blocks_of(layer.rows))
+            for layer in launch
+            if isinstance(layer.weight, CpuLinear)  # as all are, by _together
+        ]
         array = (Part * len(parts))(*parts)
         self._keep(array)
         self._scratch = max(self._scratch, BATCH * first.rows.columns)
@@ -317,23 +327,23 @@ class CpuModel:
         if all(layer.bias is None for layer in layers):
             return None
         bias = torch.zeros(rows)
-        for layer, one in zip(layers, placed, strict=True):
-            if layer.bias is not None:
-                bias[one.at : one.at + one.rows] = layer.bias.detach()
+        for layer, place in zip(layers, placed, strict=True):
+            if isinstance(layer.bias, torch.Tensor):
+                bias[place.at : place.at + place.rows] = layer.bias.detach()
         return self._keep(bias)
 
-    def _name(self, one: Placed) -> str:
-        if isinstance(one.weight, CpuLinear):
-            return one.weight.describe(1, torch.float32)
-        return f"dense {one.dtype}, {self._isa.name}"
+    def _name(self, layer: Placed) -> str:
+        if isinstance(layer.weight, CpuLinear):
+            return layer.weight.describe(1, torch.float32)
+        return f"dense {layer.dtype}, {self._isa.name}"
 
 
 def _together(a: CpuLinear | torch.Tensor, b: CpuLinear | torch.Tensor) -> bool:
     """Whether one call of a kernel multiplies both."""
     if not (isinstance(a, CpuLinear) and isinstance(b, CpuLinear)):
         return False
-    orders = (a.channels, b.channels)
-    same = a.channels is b.channels or (None not in orders and torch.equal(*orders))
+    orders = [order for order in (a.channels, b.channels) if order is not None]
+    same = a.channels is b.channels or (len(orders) == 2 and torch.equal(*orders))
     return (
         same
         and a.kernel.library is b.kernel.library

@@ -42,18 +42,18 @@ class Eager(Engine):
         self.positions = [0] * self.batch
 
     def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """See Engine."""
+        """One forward pass a row, into an empty cache."""
         self.check_prompts(prompts)
         self._empty()
         return self._forward(prompts)
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
-        """See Engine."""
+        """One forward pass a row."""
         self.check_step(ids)
-        return self._forward(ids[:, None])
+        return self._forward(ids[:, None].unbind())
 
     def rewind(self, tokens: int = 0) -> None:
-        """See Engine."""
+        """Crop the cache of each row."""
         self.check_rewind(tokens)
         if not tokens:
             self._empty()
@@ -67,7 +67,7 @@ class Eager(Engine):
     def _forward(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         """Read more tokens in every row; the logits after the last."""
         ran.take()
-        found = []
+        logits = []
         for row, ids in enumerate(rows):
             at = torch.arange(self.positions[row], self.positions[row] + len(ids))
             out = forward_with_cache(
@@ -77,16 +77,16 @@ class Eager(Engine):
                 position_ids=at[None].to(self.model.device),
                 logits_to_keep=1,
             )
-            found.append(out.logits[0, -1].float())
+            logits.append(out.logits[0, -1].float())
             self.positions[row] += len(ids)
         self._names = ran.take() or ["torch matmul"]
-        return torch.stack(found)
+        return torch.stack(logits)
 
     def bytes_read(self, context: int) -> dict[str, int]:
-        """See Engine."""
+        """Of the cache the tokens that there are, in every row."""
         return self.modules_read() | {"cache": self.batch * self.token_bytes * context}
 
     def facts(self) -> dict[str, Any]:
-        """See Engine."""
+        """`cache_bytes`: of full rows; `kernel`: of the last pass."""
         cache = self.batch * self.length * self.token_bytes
         return self.modules_facts("transformers", self._names, cache)

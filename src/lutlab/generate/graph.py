@@ -68,10 +68,10 @@ class Slots:
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the token's [B, heads, 1, d] into its slots, and return the bucket."""
-        for kept, new in zip(self.kept[layer], (keys, values), strict=True):
-            kept.scatter_(2, self.position.view(-1, 1, 1, 1).expand_as(new), new)
-        kept_keys, kept_values = self.kept[layer]
-        return kept_keys[:, :, : self.bucket], kept_values[:, :, : self.bucket]
+        for slots, new in zip(self.kept[layer], (keys, values), strict=True):
+            slots.scatter_(2, self.position.view(-1, 1, 1, 1).expand_as(new), new)
+        all_keys, all_values = self.kept[layer]
+        return all_keys[:, :, : self.bucket], all_values[:, :, : self.bucket]
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Nothing is derived of it where positions and mask are given."""
@@ -100,13 +100,13 @@ class CudaGraphs:
 
     def __call__(self, run: Run, undo: Run) -> Run:
         """The replay of `run`, which has run and been undone before, on another stream, as capturing asks for."""
-        here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
-        stream.wait_stream(here)
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 run()
                 undo()
-        here.wait_stream(stream)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             run()
@@ -155,12 +155,12 @@ class GraphStep(Engine):
 
     @classmethod
     def obstacle(cls, model: PreTrainedModel, cache: str) -> str:
-        """See Engine."""
+        """Reason for not decoding a model: its device, family, attention or rotations, or the cache's dtype."""
         config = model.config
         rope = config.to_dict().get("rope_parameters") or {}
         if model.device.type != "cuda":
             return f"the model is on {model.device}, and CUDA graphs need a GPU"
-        if len({one.device for one in model.parameters()}) > 1:
+        if len({parameter.device for parameter in model.parameters()}) > 1:
             return "the model is spread over several devices, and a graph is of one"
         known = [name for name, family in registry.classes("family").items() if family.graphs]
         if config.model_type not in known:
@@ -175,14 +175,14 @@ class GraphStep(Engine):
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """See Engine."""
+        """Read all prompts in one pass, padded on the right."""
         self.check_prompts(prompts)
         lengths = torch.tensor([len(ids) for ids in prompts])
-        padded = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
+        padded = torch.nn.utils.rnn.pad_sequence(list(prompts), batch_first=True)
         last, which = torch.unique(lengths - 1, return_inverse=True)
         logits, layers = self._read(padded, last)
-        for kept, new in zip(self._slots.kept, layers, strict=True):
-            for slots, of_prompt in zip(kept, new, strict=True):
+        for layer, new in zip(self._slots.kept, layers, strict=True):
+            for slots, of_prompt in zip(layer, new, strict=True):
                 slots[:, :, : padded.shape[1]] = of_prompt
         self._go_to(lengths)
         return torch.stack(
@@ -190,14 +190,14 @@ class GraphStep(Engine):
         ).float()
 
     def step(self, ids: torch.Tensor) -> torch.Tensor:
-        """See Engine."""
+        """Replay the graph of the bucket."""
         self.check_step(ids)
         self._ids.copy_(ids[:, None])
         self._replay()
         return self._logits.clone()
 
     def greedy(self, ids: torch.Tensor, tokens: int) -> torch.Tensor:
-        """See Engine; the GPU chooses, and is not waited for. The tokens are on the model's device.
+        """The GPU chooses, and is not waited for. The tokens are on the model's device.
 
         Raises:
             LutlabError: ids are not [B] of the vocabulary, or the cache has no room for so many tokens, which is found
@@ -218,18 +218,18 @@ class GraphStep(Engine):
         return chosen
 
     def rewind(self, tokens: int = 0) -> None:
-        """See Engine."""
+        """Only the positions change: what is in the slots behind them is masked."""
         self.check_rewind(tokens)
         self._go_to(torch.full((self.batch,), tokens))
 
     def bytes_read(self, context: int) -> dict[str, int]:
-        """See Engine; of the cache the whole bucket."""
+        """Of the cache the whole bucket."""
         cache = self._slots.nbytes * self._bucket(context) // self.length
         return self.modules_read() | {"cache": cache}
 
     def facts(self) -> dict[str, Any]:
-        """See Engine; `buckets`: those whose step has been captured; `not_joined`: why layers that read the same input
-        are products of their own, where they could be one.
+        """`buckets`: those whose step has been captured; `not_joined`: why layers that read the same input are
+        products of their own, where they could be one.
         """
         layers = [m for m in self.model.modules() if isinstance(m, QuantLinear)]
         kernels = {layer.describe(self.batch, self.model.dtype) for layer in layers}
@@ -294,7 +294,8 @@ class GraphStep(Engine):
             position_ids=torch.arange(ids.shape[1], device=device).expand_as(ids),
             logits_to_keep=at.to(device),
         )
-        return out.logits, [(layer.keys, layer.values) for layer in cache.layers]
+        layers: list[Any] = cache.layers  # full after a pass, which their types do not say
+        return out.logits, [(layer.keys, layer.values) for layer in layers]
 
     @torch.inference_mode()
     def _one_token(self) -> KeysValues:
@@ -320,11 +321,12 @@ def fuse(model: PreTrainedModel, rows: int, dtype: torch.dtype) -> list[str]:
         Why some quantized layers are not joined, each reason once.
     """
     reasons: dict[str, None] = {}
-    shared = [one.layers for one in family_of(model.config).inputs if len(one.layers) > 1]
+    shared = [group.layers for group in family_of(model.config).inputs if len(group.layers) > 1]
     for block in decoder_blocks(model):
         for names in shared:
-            layers = [block.get_submodule(name) for name in names]
-            if all(isinstance(layer, QuantLinear) for layer in layers):
+            modules = [block.get_submodule(name) for name in names]
+            layers = [module for module in modules if isinstance(module, QuantLinear)]
+            if len(layers) == len(names):
                 try:
                     _join(layers, rows, dtype)
                 except LutlabError as error:

@@ -17,6 +17,7 @@ from lutlab.base.lazy import PreTrainedModel
 from lutlab.kernels.cpu.bcq_gemv import PackedBCQRows
 from lutlab.kernels.cpu.rows.linear import CpuLinear
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of
+from lutlab.kernels.cpu.rows.rows_gemv import RowsWeight
 from lutlab.kernels.cpu.uniform_gemv import PackedUniformRows
 from lutlab.modules import QuantLinear
 
@@ -32,7 +33,7 @@ def dequantized(model: PreTrainedModel) -> Iterator[None]:
     panel = torch.empty(PANEL_ROWS * size if model.device.type == "cpu" else 0)
     try:
         for layer in layers:
-            layer.forward = functools.partial(_multiply, layer, panel)
+            vars(layer)["forward"] = functools.partial(_multiply, layer, panel)
         yield
     finally:
         for layer in layers:
@@ -67,18 +68,16 @@ def by_panels(x: torch.Tensor, linear: CpuLinear, panel: torch.Tensor) -> torch.
     return y.t().contiguous()
 
 
-def _rows(
-    weight: PackedBCQRows | PackedUniformRows, first: int, last: int
-) -> PackedBCQRows | PackedUniformRows:
+def _rows(weight: RowsWeight, first: int, last: int) -> RowsWeight:
     """Rows of a weight, `first` a multiple of 32: of each panel of columns, the bytes of their blocks."""
     geo, blocks = weight.geometry, blocks_of(weight.shape[0])
     unit_bytes = weight.stream.numel() // (blocks * geo.units)
-    wanted = slice(first // ROWS, blocks_of(last))
+    cut = slice(first // ROWS, blocks_of(last))
     parts = []
     for units in geo.panels():
         width = (units.stop - units.start) * unit_bytes
         begin = blocks * units.start * unit_bytes
-        there = weight.stream[begin : begin + blocks * width].view(blocks, width)
-        parts.append(there[wanted].flatten())
+        panel = weight.stream[begin : begin + blocks * width].view(blocks, width)
+        parts.append(panel[cut].flatten())
     stream = torch.cat(parts)
     return dataclasses.replace(weight, stream=stream, shape=(last - first, weight.shape[1]))

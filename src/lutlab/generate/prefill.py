@@ -73,8 +73,9 @@ def _through_the_model(
         cache = transformers.DynamicCache()
         out = forward_with_cache(model, cache, input_ids=ids[None], logits_to_keep=1)
         logits.append(out.logits[0, -1].float())
-        for layer, kept in enumerate(cache.layers):
-            engine.write(layer, row, 0, kept.keys[0], kept.values[0])
+        layers: list[Any] = cache.layers  # full after a pass, which their types do not say
+        for index, layer in enumerate(layers):
+            engine.write(index, row, 0, layer.keys[0], layer.values[0])
     engine.positions = [len(ids) for ids in prompts]
     return torch.stack(logits)
 
@@ -92,14 +93,14 @@ def _winner(engine: Engine, model: PreTrainedModel, prompts: Sequence[torch.Tens
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     file = library.cache_folder() / f"prefill-{digest}.sealed"
 
-    def kept() -> dict[str, str]:
+    def winners() -> dict[str, str]:
         return findings.kept(file, _checked, {})
 
-    if found := kept().get(key):
-        return found
+    if known := winners().get(key):
+        return known
     seconds = {way: _seconds(engine, model, prompts, way) for way in (KERNEL, DEQUANTIZE)}
     best = min(seconds, key=seconds.__getitem__)
-    findings.keep(file, lambda: kept() | {key: best})
+    findings.keep(file, lambda: winners() | {key: best})
     return best
 
 
@@ -124,9 +125,9 @@ def _weights(model: PreTrainedModel) -> str:
     return hashlib.sha256(json.dumps(layers, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _checked(found: dict[str, Any]) -> dict[str, str]:
+def _checked(winners: dict[str, Any]) -> dict[str, str]:
     """Raises ValueError: a way that no race finds."""
-    for key, way in found.items():
+    for key, way in winners.items():
         if way not in (KERNEL, DEQUANTIZE):
             raise ValueError(f"{key}: {way} is none of the two ways")
-    return found
+    return winners

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from pydantic import Field
@@ -87,11 +87,12 @@ class Chooser:
             _check(logits.gather(1, ids[:, None].to(logits.device)))
             return ids
         _check(logits)
-        shares = self._warpers(None, logits.float()).softmax(-1).cpu()
+        ids = cast("torch.LongTensor", None)  # which none of these warpers reads
+        shares = self._warpers(ids, logits.float()).softmax(-1).cpu()
         for row in range(len(self._generators), len(shares)):
             self._generators.append(torch.Generator().manual_seed(self.seed + row))
         rows = zip(shares, self._generators, strict=True)
-        return torch.cat([torch.multinomial(row, 1, generator=one) for row, one in rows])
+        return torch.cat([torch.multinomial(row, 1, generator=source) for row, source in rows])
 
     @cached_property
     def _generators(self) -> list[torch.Generator]:
@@ -99,14 +100,14 @@ class Chooser:
 
     @cached_property
     def _warpers(self) -> transformers.LogitsProcessorList:
-        found = transformers.LogitsProcessorList()
+        warpers = transformers.LogitsProcessorList()
         if self.temperature != 1:
-            found.append(transformers.TemperatureLogitsWarper(float(self.temperature)))
+            warpers.append(transformers.TemperatureLogitsWarper(float(self.temperature)))
         if self.top_k:
-            found.append(transformers.TopKLogitsWarper(self.top_k))
+            warpers.append(transformers.TopKLogitsWarper(self.top_k))
         if self.top_p < 1:
-            found.append(transformers.TopPLogitsWarper(float(self.top_p)))
-        return found
+            warpers.append(transformers.TopPLogitsWarper(float(self.top_p)))
+        return warpers
 
 
 def _check(logits: torch.Tensor) -> None:
@@ -193,7 +194,7 @@ def encoded(
             f"a {type(tokenizer).__name__} cannot decode a growing text: take the model's fast tokenizer "
             "(tokenizer.json)"
         )
-    found = []
+    encodings = []
     if not chat or not all(isinstance(prompt, list) for prompt in prompts):
         arguments.strings("prompts", prompts, "texts, as ['Once']")
     for row, prompt in enumerate(prompts):
@@ -203,10 +204,10 @@ def encoded(
         ids = tokenizer(text, add_special_tokens=not chat).input_ids if text else []
         if not ids:
             raise LutlabError(f"prompt {row} is empty: give the text to continue")
-        found.append(torch.tensor(ids))
-    if not found:
+        encodings.append(torch.tensor(ids))
+    if not encodings:
         raise LutlabError("no prompt: give the text to continue")
-    return found
+    return encodings
 
 
 def _framed(tokenizer: PreTrainedTokenizerBase, messages: Conversation) -> str:
@@ -225,7 +226,8 @@ def _framed(tokenizer: PreTrainedTokenizerBase, messages: Conversation) -> str:
             "of the model's authors there"
         )
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        framed = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = cast("str", framed)  # not tokenized
         text.encode()
     except Exception as error:  # whatever its program raises
         raise LutlabError(
@@ -274,8 +276,8 @@ def _pieces(
 def _unread(model: PreTrainedModel) -> str:
     """What generation_config.json asks for and no choice of tokens here does, in words."""
     config = model.generation_config
-    asked = {key: getattr(config, key, None) for key in _CHANGING}
-    return ", ".join(f"{key}={value!r}" for key, value in asked.items() if value not in _NEUTRAL)
+    values = {key: getattr(config, key, None) for key in _CHANGING}
+    return ", ".join(f"{key}={value!r}" for key, value in values.items() if value not in _NEUTRAL)
 
 
 @functools.cache

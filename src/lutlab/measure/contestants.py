@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from lutlab import formats
 from lutlab.base.errors import LutlabError
@@ -59,8 +59,8 @@ class Entrants:
 
     def all(self) -> list[Contestant]:
         """Contestants, each once, in the order in which they take turns."""
-        found = (self.memory, self.fp16, self.fp32, self.own, self.best, self.rowwise)
-        return list({id(one): one for one in found if one is not None}.values())
+        places = (self.memory, self.fp16, self.fp32, self.own, self.best, self.rowwise)
+        return list({id(entrant): entrant for entrant in places if entrant is not None}.values())
 
 
 @dataclass
@@ -105,7 +105,7 @@ class TimedRow:
         copies = [execution, *(execution.copy() for _ in range(self.copies(size) - 1))]
         return Contestant(name, size, len(copies), lambda i: copies[i](x))
 
-    def checked(self, one: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
+    def checked(self, product: Contestant, x: torch.Tensor, weight: torch.Tensor) -> Contestant:
         """The contestant, if its first and last copy multiply x [M, K] by the weight [N, K]; the error is a fact.
 
         Raises:
@@ -113,16 +113,18 @@ class TimedRow:
         """
         dtype = str(x.dtype).removeprefix("torch.")
         limit = _INT16_ERROR if self.spec.kernel == "int16" else _ERRORS[dtype]
-        for copy in {0, one.copies - 1}:
-            error = relative_error(one.run(copy), x, weight)
+        name = product.name
+        for copy in {0, product.copies - 1}:
+            y = cast("torch.Tensor", product.run(copy))  # of no other contestant
+            error = relative_error(y, x, weight)
             if not error <= limit:  # of nan too
                 raise LutlabError(
-                    f"{one.name} is wrong: |y - x W^T| is {error:.1e} of |x W^T|, at most {limit:.0e} was expected "
+                    f"{name} is wrong: |y - x W^T| is {error:.1e} of |x W^T|, at most {limit:.0e} was expected "
                     f"in {dtype}; its speed would say nothing"
                 )
             errors = self.facts.setdefault("relative_errors", {})
-            errors[one.name] = max(error, errors.get(one.name, 0.0))
-        return one
+            errors[name] = max(error, errors.get(name, 0.0))
+        return product
 
 
 def cold_bytes(device: str) -> tuple[int, dict[str, Any]]:
@@ -145,40 +147,38 @@ def enter(spec: ProductRun, kind: str = COLD) -> Entrants:
         LutlabError: a product is wrong, or there is no kernel for the row.
     """
     row = TimedRow(spec, *cold_bytes(spec.device), kind)
-    made = [_part(row, shape) for shape in spec.shapes]
-    joined = {
-        name: together([part[name] for part in made]) if made[0][name] else None for name in made[0]
-    }
-    if row.cpu:
-        joined["fp16"] = joined["fp32"]
-    if spec.method == "none":
-        joined["own"] = joined["own"] or joined["fp16" if spec.dtype == "float16" else "fp32"]
-    joined["best"] = joined["best"] or joined["own"]
+    parts = [_part(row, shape) for shape in spec.shapes]
+    joined = {name: together([part[name] for part in parts]) for name in parts[0]}
+    fp32 = joined["fp32"]
+    fp16 = joined.get("fp16", fp32)
+    own = joined.get("own", fp16 if spec.dtype == "float16" else fp32)
+    best = joined.get("best", own)
     baseline = "torch float32 product, in the place of cuBLAS"
     if not row.cpu:
-        baseline = f"cuBLAS: {joined['fp16'].name}, {joined['fp32'].name}"
-    names = {"kernel": joined["own"].kernels(), "best_kernel": joined["best"].kernels()}
+        baseline = f"cuBLAS: {fp16.name}, {fp32.name}"
+    names = {"kernel": own.kernels(), "best_kernel": best.kernels()}
     # the bandwidth that others are fractions of: reading by a CPU's threads, or copying by a GPU
     memory = cpu_reader(row.cold, torch.get_num_threads()) if row.cpu else gpu_copier(row.cold)
-    return Entrants(**joined, memory=memory, facts={"baseline": baseline} | names | row.facts)
+    facts = {"baseline": baseline} | names | row.facts
+    return Entrants(own, best, fp16, fp32, joined.get("rowwise"), memory, facts)
 
 
-def _part(row: TimedRow, shape: Shape) -> dict[str, Contestant | None]:
-    """The contestants of one product; None where there is nothing of that name."""
-    spec = row.spec
+def _part(row: TimedRow, shape: Shape) -> dict[str, Contestant]:
+    """The contestants of one product, by their places in Entrants; `fp32` is always there."""
+    spec, part = row.spec, {}
     x, weight = operands(spec, shape)
-    own = best = rowwise = None
     if weight is None:
-        own, weight = _quantized(row, x, shape, spec.g, spec.kernel)
+        part["own"], weight = _quantized(row, x, shape, spec.g, spec.kernel)
         if spec.g != -1 and spec.method != MIXED:  # a scale a row belongs to its groups of 4 bits
-            rowwise, _ = _quantized(row, x, shape, -1, spec.kernel)
+            part["rowwise"], _ = _quantized(row, x, shape, -1, spec.kernel)
         if spec.kernel == "lut_gemm" and not row.cpu:
-            best, _ = _quantized(row, x, shape, spec.g, "auto")
+            part["best"], _ = _quantized(row, x, shape, spec.g, "auto")
     elif spec.dtype == "bfloat16":
-        own = dense(row, weight.bfloat16(), x.bfloat16())
-    fp16 = None if row.cpu else dense(row, weight.half(), x.half())
-    fp32 = dense(row, weight, x)
-    return {"own": own, "best": best, "fp16": fp16, "fp32": fp32, "rowwise": rowwise}
+        part["own"] = dense(row, weight.bfloat16(), x.bfloat16())
+    if not row.cpu:
+        part["fp16"] = dense(row, weight.half(), x.half())
+    part["fp32"] = dense(row, weight, x)
+    return part
 
 
 # ---- lutlab's kernels ----
@@ -193,10 +193,13 @@ def _quantized(
         return _int8(row, x, drawn.codes)
     x = x.to(getattr(torch, row.spec.dtype))
     packed = formats.pack(drawn)
-    by_qigen = row.cpu and kernel == "optq"
-    one = _qigen(row, x, drawn) if by_qigen else by_kernel(row, x, packed, kernel)
+    if row.cpu and kernel == "optq":
+        assert isinstance(drawn, UniformTensor), "products.obstacle refuses other codes"
+        contestant = _qigen(row, x, drawn)
+    else:
+        contestant = by_kernel(row, x, packed, kernel)
     weight = packed.dequantize()
-    return row.checked(one, x, weight), weight
+    return row.checked(contestant, x, weight), weight
 
 
 def by_kernel(row: TimedRow, x: torch.Tensor, packed: Format, kernel: str) -> Contestant:
@@ -207,14 +210,14 @@ def by_kernel(row: TimedRow, x: torch.Tensor, packed: Format, kernel: str) -> Co
     """
     from lutlab.kernels.dispatch import prepare
 
-    asked: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if not row.cpu:
         variant = products.variant_of(kernel)  # None: what the dispatch takes for so many rows of x
         knobs = dict(row.spec.knobs) if variant and kernel == row.spec.kernel else None
-        asked = {"op": packed.kernels["cuda"][0], "variant": variant, "knobs": knobs}
+        options = {"op": packed.kernels["cuda"][0], "variant": variant, "knobs": knobs}
     elif kernel == "int16":
-        asked = {"op": "bcq_gemv", "tables": "int16"}
-    return row.executed(prepare(packed, x.device, len(x), x.dtype, **asked), x)
+        options = {"op": "bcq_gemv", "tables": "int16"}
+    return row.executed(prepare(packed, x.device, len(x), x.dtype, **options), x)
 
 
 def _qigen(row: TimedRow, x: torch.Tensor, drawn: UniformTensor) -> Contestant:
@@ -250,9 +253,9 @@ def dense(row: TimedRow, weight: torch.Tensor, x: torch.Tensor) -> Contestant:
     both = [_by_torch(row, layout, stored, x, torch.mm) for layout, stored in layouts.items()]
     race(both, GpuTimer(), _CHOOSING_ROUNDS, (row.kind,))
     shape = "x".join(map(str, (*weight.shape, len(x))))
-    took = {one.name: one.seconds(row.kind) * 1e6 for one in both}
+    took = {product.name: product.seconds(row.kind) * 1e6 for product in both}
     row.facts.setdefault("cublas_us", {}).setdefault(shape, {}).update(took)
-    return dataclasses.replace(min(both, key=lambda one: took[one.name]), rounds={})
+    return dataclasses.replace(min(both, key=lambda product: took[product.name]), rounds={})
 
 
 def _int8(row: TimedRow, x: torch.Tensor, codes: torch.Tensor) -> tuple[Contestant, torch.Tensor]:
@@ -276,5 +279,5 @@ def _by_torch(
 ) -> Contestant:
     """The product with W [N, K] as it is stored, rows or columns first."""
     copies = [weight, *(weight.clone() for _ in range(row.copies(weight.nbytes) - 1))]
-    one = Contestant(name, weight.nbytes, len(copies), lambda i: multiply(x, copies[i].t()))
-    return row.checked(one, x, weight)
+    product = Contestant(name, weight.nbytes, len(copies), lambda i: multiply(x, copies[i].t()))
+    return row.checked(product, x, weight)

@@ -81,11 +81,11 @@ class Nvml:
         """Driver, clocks now and at most, power limit of the first GPU, for a record."""
         nvml, gpu = self._nvml, self._gpus[0]
         kinds = {"sm": nvml.NVML_CLOCK_SM, "memory": nvml.NVML_CLOCK_MEM}
-        found = {"driver": nvml.nvmlSystemGetDriverVersion()}
+        facts = {"driver": nvml.nvmlSystemGetDriverVersion()}
         for name, kind in kinds.items():
-            found[f"{name}_mhz"] = nvml.nvmlDeviceGetClockInfo(gpu, kind)
-            found[f"{name}_mhz_limit"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, kind)
-        return found | {"power_limit_w": nvml.nvmlDeviceGetPowerManagementLimit(gpu) * 1e-3}
+            facts[f"{name}_mhz"] = nvml.nvmlDeviceGetClockInfo(gpu, kind)
+            facts[f"{name}_mhz_limit"] = nvml.nvmlDeviceGetMaxClockInfo(gpu, kind)
+        return facts | {"power_limit_w": nvml.nvmlDeviceGetPowerManagementLimit(gpu) * 1e-3}
 
 
 def clocks_of(device: str) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def idle_watts(
 
 
 def energy_of(
-    run: Callable[[], None],
+    run: Callable[[], object],
     calls: int,
     counter: Nvml,
     idle: float,

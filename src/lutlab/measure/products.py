@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any, cast
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.base.groups import check_group_size, group_count, group_length
@@ -53,13 +54,13 @@ def parse_shapes(text: str) -> tuple[Shape, ...]:
     """
     shapes = []
     for part in text.split("+"):
-        found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?", part)
-        if not found:
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?", part)
+        if not match:
             raise LutlabError(
                 f"model.id={text} is not the shape of a product: give out_features x in_features, as "
                 "4096x1024, with the rows of x as 4096x1024x8, or several as 4096x1024+1024x4096"
             )
-        shapes.append((int(found[1]), int(found[2]), int(found[3] or 1)))
+        shapes.append((int(match[1]), int(match[2]), int(match[3] or 1)))
     return tuple(shapes)
 
 
@@ -104,19 +105,19 @@ def _check_variant(spec: ProductRun) -> None:
     """Raises LutlabError unless the kernel is a variant of the method's GPU kernel that has all the knobs."""
     name = variant_of(spec.kernel)
     ops = ("mixed_gemv_gpu", "lut_gemv") if spec.method == MIXED else ("lut_gemv", "mixed_gemv_gpu")
-    own, other = map(variants, ops)
+    names, other = map(variants, ops)
     if name in other:
         raise LutlabError(
             f"kernel={spec.kernel} does not multiply weights of method={spec.method}: take kernel=auto, or one of "
-            f"{', '.join(own)}"
+            f"{', '.join(names)}"
         )
-    if name not in own and spec.kernel in KERNELS:
+    if name not in names and spec.kernel in KERNELS:
         knob = spec.knobs[0][0]
         raise LutlabError(
             f"kernel={spec.kernel} has no knob '{knob}': name a variant, as kernel={preferred(ops[0])[-1].name}"
         )
-    if name not in own:
-        known = {*KERNELS, *ABSENT, "tensor_parallel_2", *own}
+    if name not in names:
+        known = {*KERNELS, *ABSENT, "tensor_parallel_2", *names}
         raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
     variant(name, ops[0]).with_knobs(dict(spec.knobs))
 
@@ -128,8 +129,8 @@ def variant_of(kernel: str) -> str | None:
 
 def gpus_of(spec: ProductRun) -> int:
     """Number of GPUs that share a product: p of kernel=tensor_parallel_<p>, else 1."""
-    found = re.fullmatch(r"tensor_parallel_([2-9]|[1-9]\d+)", spec.kernel)
-    return int(found[1]) if found else 1
+    match = re.fullmatch(r"tensor_parallel_([2-9]|[1-9]\d+)", spec.kernel)
+    return int(match[1]) if match else 1
 
 
 def _on_gpus(spec: ProductRun) -> str:
@@ -146,8 +147,8 @@ def _on_gpus(spec: ProductRun) -> str:
         raise LutlabError(f"{kernel} takes the first {gpus} GPUs: set device=cuda")
     if spec.device == "cpu":
         return f"needs {gpus} GPUs, and there is no CUDA device"
-    if (there := torch.cuda.device_count()) < gpus:
-        return f"needs {gpus} GPUs, this machine has {there}"
+    if (count := torch.cuda.device_count()) < gpus:
+        return f"needs {gpus} GPUs, this machine has {count}"
     if not torch.distributed.is_nccl_available():
         return f"needs {gpus} GPUs that meet through NCCL, and this torch was built without it"
     return ""
@@ -189,7 +190,8 @@ def draw(spec: ProductRun, shape: Shape, g: int) -> UniformTensor | BCQTensor | 
     rows, columns, _ = shape
     device = spec.device
     generator = torch.Generator(device).manual_seed(spec.seed)
-    groups, q = group_count(check_group_size(g), columns), spec.q
+    groups = group_count(check_group_size(g), columns)
+    q = cast("int", spec.q)  # a fraction is of groups of several widths
     codes = torch.randint(
         0, 2**q, (rows, columns), generator=generator, device=device, dtype=torch.uint8
     )
@@ -218,7 +220,8 @@ def _mixed(spec: ProductRun, shape: Shape, g: int) -> MixedTensor:
     length = group_length(check_group_size(g), columns)
     weight = _normal(spec, spec.seed)(rows, columns)
     whole = weight.new_empty(1, group_count(g, columns) * length)  # of which choose sees the size
-    return method.round_to(weight, method.choose(whole, spec.q, length, None), g)
+    inputs: Any = None  # which random sensitivities do not read
+    return method.round_to(weight, method.choose(whole, spec.q, length, inputs), g)
 
 
 def exact_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -18,12 +18,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import torch
 from lutlab.kernels.codegen import isa, library
 
-COLD, RESIDENT = "cold", "resident"
+COLD: Final = "cold"
+RESIDENT: Final = "resident"
 # Calls of a round on a CPU, and of a graph on a GPU: at least so many, and at least one of each copy.
 CALLS = 20
 READ_BYTES = 8 * 2**20  # of a call of the reader, about as long as a product
@@ -76,16 +78,16 @@ class Contestant:
 
     def spread(self, kind: str = COLD) -> tuple[float, float]:
         """Lower and upper quartile over the rounds; of one round, that one twice."""
-        found = self.rounds[kind]
-        if len(found) == 1:
-            return found[0], found[0]
-        lower, _, upper = statistics.quantiles(found, n=4, method="inclusive")
+        seconds = self.rounds[kind]
+        if len(seconds) == 1:
+            return seconds[0], seconds[0]
+        lower, _, upper = statistics.quantiles(seconds, n=4, method="inclusive")
         return lower, upper
 
     def times(self, other: Contestant, kind: str = COLD) -> float:
         """Speed over that of another one of the same race: median of the ratios round by round."""
         pairs = zip(self.rounds[kind], other.rounds[kind], strict=True)
-        return statistics.median(theirs / own for own, theirs in pairs)
+        return statistics.median(others / seconds for seconds, others in pairs)
 
     def bandwidth(self, kind: str = COLD) -> float:
         """Bytes a second."""
@@ -95,7 +97,7 @@ class Contestant:
         """Its bandwidth as a fraction of the reference's cold one: median of the fractions round by round."""
         pairs = zip(self.rounds[kind], reference.rounds[COLD], strict=True)
         return statistics.median(
-            (self.bytes / own) / (reference.bytes / theirs) for own, theirs in pairs
+            (self.bytes / seconds) / (reference.bytes / others) for seconds, others in pairs
         )
 
 
@@ -105,12 +107,12 @@ def together(contestants: Sequence[Contestant]) -> Contestant:
         return contestants[0]
 
     def run(copy: int) -> None:
-        for one in contestants:
-            one.run(copy % one.copies)
+        for contestant in contestants:
+            contestant.run(copy % contestant.copies)
 
-    names = tuple(dict.fromkeys(one.name for one in contestants))
-    size = sum(one.bytes for one in contestants)
-    copies = max(one.copies for one in contestants)
+    names = tuple(dict.fromkeys(contestant.name for contestant in contestants))
+    size = sum(contestant.bytes for contestant in contestants)
+    copies = max(contestant.copies for contestant in contestants)
     return Contestant(" + ".join(names), size, copies, run, parts=names)
 
 
@@ -161,9 +163,9 @@ class CpuTimer:
             began = self.clock()
             contestant.run(i % copies)
             seconds.append(self.clock() - began)
-        own = sorted(seconds[1:])
+        ordered = sorted(seconds[1:])
         # One that was measured: between few of them nothing is made up.
-        return own[(len(own) - 1) // 4]
+        return ordered[(len(ordered) - 1) // 4]
 
 
 @dataclass

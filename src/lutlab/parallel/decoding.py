@@ -1,7 +1,7 @@
 """Whole models that several ranks share (tensor parallelism): loaded part by part, decoded together, and timed.
 
-    own = engine(load("opt-3bit", rank))             in a job of parallel/ranks.py, on every rank
-    logits = own.prefill([ids])                      of the whole model, on each
+    shared = engine(load("opt-3bit", rank))          in a job of parallel/ranks.py, on every rank
+    logits = shared.prefill([ids])                   of the whole model, on each
     latency(run, gpus=2, tokens=128, repeats=5)      of every repeat the slowest rank's time
 
 What a rank computes says shard.py; the engine is that of one device, over the rank's part. Latency is of batch 1,
@@ -88,12 +88,12 @@ def _identity(folder: Path, rank: Rank, dtype: torch.dtype | str) -> dict[str, s
     import lutlab
 
     files = [path for path in weight_files(folder) if path.suffix == ".safetensors"]
-    said = [folder / "config.json", *([folder / SUMS] if has_sums(folder) else [])]
+    texts = [folder / "config.json", *([folder / SUMS] if has_sums(folder) else [])]
     return {
         "number of ranks": str(rank.count),
         "version of lutlab": lutlab.__version__,
         "dtype": str(dtype).removeprefix("torch."),
-        **{path.name: path.read_text(encoding="utf-8", errors="replace") for path in said},
+        **{path.name: path.read_text(encoding="utf-8", errors="replace") for path in texts},
         "weights": repr([(path.name, path.stat().st_size, _header(path)) for path in files]),
     }
 
@@ -118,15 +118,15 @@ def engine(part: Part, batch: int = 1, length: int | None = None) -> Engine:
     Raises:
         LutlabError: the model is no causal language model, or the cache is longer than its context.
     """
-    own = engine_of(part.model, batch, length)
-    if isinstance(own, Eager):
+    made = engine_of(part.model, batch, length)
+    if isinstance(made, Eager):
         channels = sum(len(share.key_values) * share.head_size for share in part.shares)
-        own.token_bytes = 2 * channels * part.model.dtype.itemsize
-    own.of_ranks = {"ranks": part.rank.count, "exchange": part.rank.exchange}
-    return own
+        made.token_bytes = 2 * channels * part.model.dtype.itemsize
+    made.of_ranks = {"ranks": part.rank.count, "exchange": part.rank.exchange}
+    return made
 
 
-def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.Tensor:
+def greedy(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.Tensor:
     """The likeliest next tokens of each prompt, [B, tokens] int64; ends are passed over.
 
     Raises:
@@ -134,8 +134,8 @@ def greedy(own: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> torch.
             full.
     """
     arguments.integer("tokens", tokens, 1, "the tokens to add to each prompt, as 128")
-    first = own.prefill([torch.tensor(ids) for ids in prompts]).argmax(-1)
-    return torch.cat((first[:, None], own.greedy(first, tokens - 1)), 1).cpu()
+    first = engine.prefill([torch.tensor(ids) for ids in prompts]).argmax(-1)
+    return torch.cat((first[:, None], engine.greedy(first, tokens - 1)), 1).cpu()
 
 
 # ---- seconds of decoding, and which part of them is the exchange ----
@@ -220,18 +220,18 @@ def timed(part: Part, tokens: int, repeats: int) -> Latency:
     whole, apart = (engine(part, 1, tokens) for _ in range(2))
     prompt = [[getattr(part.model.config, "bos_token_id", None) or 0]]
 
-    def seconds_of(own: Engine) -> float:
+    def seconds_of(engine: Engine) -> float:
         """Seconds of the slowest rank; all begin together. Tokens end on the CPU, and so does the GPU's work."""
         part.rank.line_up()
         began = time.perf_counter()
-        part.silent = own is apart
+        part.silent = engine is apart
         try:
-            greedy(own, prompt, tokens)
+            greedy(engine, prompt, tokens)
         finally:
             part.silent = False
         return part.rank.largest(time.perf_counter() - began)
 
-    rounds = [[seconds_of(own) for own in (whole, apart)] for _ in range(1 + repeats)]
+    rounds = [[seconds_of(each) for each in (whole, apart)] for _ in range(1 + repeats)]
     seconds, silent = zip(*rounds[1:], strict=True)  # behind one that prepares
     facts = whole.facts() | {"prompt_tokens": 1, "bytes_read": whole.bytes_read(tokens)}
     return Latency(tokens, seconds, silent, facts)

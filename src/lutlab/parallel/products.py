@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import torch
 from lutlab.base.specs import ProductRun, Shape
 from lutlab.measure import contestants, products
@@ -34,9 +35,9 @@ Shared = tuple[Contestant, Contestant]
 def slowest(rank: Rank, timer: Timer) -> Timer:
     """A timer of what all ranks do at the same time: the seconds of the slowest."""
 
-    def seconds(one: Contestant, kind: str) -> float:
+    def seconds(contestant: Contestant, kind: str) -> float:
         rank.line_up()
-        return rank.largest(timer(one, kind))
+        return rank.largest(timer(contestant, kind))
 
     return seconds
 
@@ -67,17 +68,15 @@ def time_on(rank: Rank, spec: ProductRun, rounds: int, kind: str) -> tuple[Entra
     if entered is None:
         return None
     memory = dataclasses.replace(entered.memory, bytes=rank.count * entered.memory.bytes)
-    places = {
-        "own": whole,
-        "best": whole,
-        "fp16": entered.fp16,
-        "fp32": entered.fp32,
-        "memory": memory,
-    }
+    facts = facts_of(entered.facts, whole, facts)
     # without their callables, which cannot be pickled
-    ended = {name: dataclasses.replace(one, run=None) for name, one in places.items()}
-    joined = Entrants(**ended, rowwise=None, facts=facts_of(entered.facts, whole, facts))
-    return joined, whole.times(product, kind)
+    places = (whole, entered.fp16, entered.fp32, memory)
+    whole, fp16, fp32, memory = (dataclasses.replace(place, run=_ended) for place in places)
+    return Entrants(whole, whole, fp16, fp32, None, memory, facts), whole.times(product, kind)
+
+
+def _ended(copy: int) -> None:
+    raise LutlabError("this contestant was of another process, which has ended: enter it again")
 
 
 def alone(spec: ProductRun, rank: Rank) -> ProductRun:
@@ -106,14 +105,16 @@ def _fastest(row: TimedRow, rank: Rank, shape: Shape, kind: str) -> Shared:
     both = [_part(row, rank, shape, layout) for layout in ("[N, K]", "[K, N]")]
     wholes = [whole for whole, _ in both]
     race(wholes, slowest(rank, GpuTimer(CALLS)), _CHOOSING_ROUNDS, (kind,))
-    took = {one.name: one.seconds(kind) * 1e6 for one in wholes}
+    took = {whole.name: whole.seconds(kind) * 1e6 for whole in wholes}
     row.facts.setdefault("shared_us", {})["x".join(map(str, shape))] = took
     whole, product = min(both, key=lambda pair: took[pair[0].name])
     return dataclasses.replace(whole, rounds={}), product
 
 
 def _part(row: TimedRow, rank: Rank, shape: Shape, layout: str) -> Shared:
-    x, weight = (t.to(getattr(torch, row.spec.dtype)) for t in products.operands(row.spec, shape))
+    x, weight = products.operands(row.spec, shape)
+    assert weight is not None, "products.obstacle lets ranks share dense weights only"
+    x, weight = (tensor.to(getattr(torch, row.spec.dtype)) for tensor in (x, weight))
     mine = weight.chunk(rank.count)[rank.index]
     if layout == "[K, N]":
         mine = mine.t().contiguous().t()

@@ -24,13 +24,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import distributed, torch
 
 if TYPE_CHECKING:
     from torch.multiprocessing import ProcessContext
+    from torch.multiprocessing.spawn import ProcessException
 
 log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 900.0  # until all ranks are done, and that one waits for the others
@@ -58,17 +59,17 @@ class Rank:
 
     def largest(self, number: float) -> float:
         """The largest of what the ranks say, for all of them; each waits for all."""
-        found = torch.tensor([number], dtype=torch.float64)
+        largest = torch.tensor([number], dtype=torch.float64)
         with self._in_company():
-            distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return float(found)
+            distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+        return float(largest)
 
     def first(self, number: float) -> float:
         """The number of rank 0, given to all ranks."""
-        found = torch.tensor([number], dtype=torch.float64)
+        first = torch.tensor([number], dtype=torch.float64)
         with self._in_company():
-            distributed.broadcast(found, 0)
-        return float(found)
+            distributed.broadcast(first, 0)
+        return float(first)
 
     def line_up(self) -> None:
         """Work that a rank puts on its GPU's stream after this starts when the streams of all have come as far."""
@@ -90,16 +91,16 @@ class Rank:
             self.first(1.0)
             run()
 
-        found = measure(of_all)
+        measurement = measure(of_all)
         self.first(0.0)
-        return found
+        return measurement
 
     def gather(self, whole: torch.Tensor, part: torch.Tensor) -> None:
         """Parts [n, …] of all ranks, one below the other in the order of ranks, into `whole` [count n, …]."""
         # the older name is deprecated where there is a newer one
-        one = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        newer = getattr(distributed, "all_gather_single", None)
         with self._in_company():
-            one(whole, part)
+            (newer or distributed.all_gather_into_tensor)(whole, part)
 
     def sum(self, tensor: torch.Tensor) -> None:
         """Put the sum of the ranks' tensors, which are alike, in the place of each; all get the same bits."""
@@ -113,17 +114,17 @@ class Rank:
             LutlabError: a rank has another text than rank 0. All ranks raise it.
         """
         digests = [hashlib.sha256(text.encode()).digest() for text in facts.values()]
-        own = torch.tensor([list(one) for one in digests], dtype=torch.uint8)
-        found = own.new_empty(self.count * len(own), own.shape[1])
-        self.gather(found, own)
-        of_ranks = found.view(self.count, *own.shape)
+        mine = torch.tensor([list(digest) for digest in digests], dtype=torch.uint8)
+        whole = mine.new_empty(self.count * len(mine), mine.shape[1])
+        self.gather(whole, mine)
+        of_ranks = whole.view(self.count, *mine.shape)
         differ = (of_ranks != of_ranks[0]).any(2).nonzero().tolist()
         if differ:
             names = list(facts)
-            said = ", ".join(f"rank {rank} in its {names[at]}" for rank, at in differ)
+            where = ", ".join(f"rank {rank} in its {names[at]}" for rank, at in differ)
             raise LutlabError(
-                f"{self.count} ranks do not have parts of one model, against rank 0 differs {said}: give all ranks the "
-                "same folder, dtype and version of lutlab"
+                f"{self.count} ranks do not have parts of one model, against rank 0 differs {where}: give all ranks "
+                "the same folder, dtype and version of lutlab"
             )
 
     def arrive(self, seconds: float = TIMEOUT_SECONDS) -> None:
@@ -186,7 +187,7 @@ def run(
         try:
             _wait(context, count, seconds)
         except ProcessExitedException as error:
-            _fail(folder, count, error, [one.exitcode for one in context.processes])
+            _fail(folder, count, error, [process.exitcode for process in context.processes])
         finally:
             for process in context.processes:
                 process.kill()
@@ -205,21 +206,24 @@ def _wait(context: ProcessContext, count: int, seconds: float) -> None:
             )
 
 
-def _fail(folder: Path, count: int, error: Exception, exits: Sequence[int | None] = ()) -> None:
+def _fail(
+    folder: Path, count: int, error: ProcessException, exits: Sequence[int | None] = ()
+) -> NoReturn:
     """Say why the first rank that failed did; the others' reasons are often no more than that it is gone."""
-    found = [json.loads(path.read_text()) for path in folder.glob("failure-*")]
-    silent = set(range(count)).difference(one["rank"] for one in found)
-    ended = (None, 0, -signal.SIGTERM)  # the last: by us, behind one that failed
-    killed = [rank for rank in silent if rank < len(exits) and exits[rank] not in ended]
+    failures = [json.loads(path.read_text()) for path in folder.glob("failure-*")]
+    silent = set(range(count)).difference(failure["rank"] for failure in failures)
+    exited = ((rank, code) for rank, code in enumerate(exits) if rank in silent and code)
+    # by another signal than ours, which ends them behind one that failed
+    killed = [(rank, code) for rank, code in exited if code != -signal.SIGTERM]
     if error.error_index in silent:
         raise LutlabError(f"of {count} processes that work together, {error}") from error
     if killed:
-        code = exits[killed[0]]
+        rank, code = killed[0]
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise LutlabError(
-            f"of {count} processes that work together, process {killed[0]} terminated with {how}"
+            f"of {count} processes that work together, process {rank} terminated with {how}"
         ) from error
-    first = min(found, key=lambda one: (one["kind"] == "Alone", one["at"]))
+    first = min(failures, key=lambda failure: (failure["kind"] == "Alone", failure["at"]))
     where, reason = f"on rank {first['rank']} of {count}", first["reason"]
     if first["kind"] == "Alone" and silent:
         reason += f"; no word came from rank {', '.join(map(str, sorted(silent)))}"

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -78,7 +78,7 @@ def even(total: int, unit: int, count: int, what: str) -> list[range]:
     """A range for each rank, whole units but for the last; the first ranks have one more where they do not divide.
 
     Examples:
-        >>> [len(one) // 128 for one in even(11008, 128, 4, "channels")]
+        >>> [len(span) // 128 for span in even(11008, 128, 4, "channels")]
         [22, 22, 21, 21]
 
     Raises:
@@ -107,29 +107,29 @@ def share_of(
     rows: dict[str, tuple[range, ...]] = {}
     size = widths[out].columns // heads
     parts = 3 if len(attention) == 1 else 1  # GPT-2's c_attn: q, k and v below each other
-    held, kept = _heads(heads, widths[attention[-1]].rows // (parts * size), index, count)
-    spans = [range(one.start * size, one.stop * size) for one in (held, kept, kept)]
+    queries, key_values = _heads(heads, widths[attention[-1]].rows // (parts * size), index, count)
+    spans = [range(h.start * size, h.stop * size) for h in (queries, key_values, key_values)]
     if len(attention) == len(spans):
         rows |= {path: (span,) for path, span in zip(attention, spans, strict=True)}
     else:
         third = widths[attention[0]].rows // parts
         rows[attention[0]] = tuple(_shift(span, at * third) for at, span in enumerate(spans))
     total = widths[down].columns
-    own = even(total, _unit(widths[down]), count, "intermediate channels")[index]
+    inner = even(total, _unit(widths[down]), count, "intermediate channels")[index]
     for path in feed_forward:  # of GLM's gate_up_proj two spans
         starts = range(0, widths[path].rows, total)
-        rows[path] = tuple(_shift(own, start) for start in starts)
+        rows[path] = tuple(_shift(inner, start) for start in starts)
     columns = {
         out: (_columns(widths[out], spans[0], index, count), spans[0]),
-        down: (_columns(widths[down], own, index, count), own),
+        down: (_columns(widths[down], inner, index, count), inner),
     }
-    return Share(held, kept, size, rows, columns)
+    return Share(queries, key_values, size, rows, columns)
 
 
 def _pair(family: Family, kind: str) -> tuple[tuple[str, ...], str]:
     """Layers that read the hidden state, and the one that writes it, of a kind of sub-layer."""
-    shared = [one.layers for one in family.inputs if one.kind == kind]
-    if [len(one) for one in shared] not in ([1, 1], [2, 1], [3, 1]) or family.heads:
+    shared = [group.layers for group in family.inputs if group.kind == kind]
+    if [len(layers) for layers in shared] not in ([1, 1], [2, 1], [3, 1]) or family.heads:
         raise LutlabError(
             f"models of type {family.model_types[0]} cannot be shared by ranks: expected a causal language model whose "
             f"blocks have layers of {kind} that read the hidden state and then one that writes it"
@@ -144,9 +144,9 @@ def _heads(heads: int, key_values: int, index: int, count: int) -> tuple[range, 
             f"{heads} attention heads with {key_values} of keys and values cannot be shared by {count} ranks: heads "
             "must be a multiple of the ranks, key-value heads a multiple or a divisor; take a number of ranks that is"
         )
-    own, shared = heads // count, max(1, key_values // count)
+    size, shared = heads // count, max(1, key_values // count)
     first = index * key_values // count
-    return range(index * own, (index + 1) * own), range(first, first + shared)
+    return range(index * size, (index + 1) * size), range(first, first + shared)
 
 
 def _shift(span: range, by: int) -> range:
@@ -158,10 +158,10 @@ def _unit(width: Width) -> int:
     return width.group if 0 < width.group < width.columns else _UNIT
 
 
-def _columns(width: Width, given: range, index: int, count: int) -> range:
+def _columns(width: Width, channels: range, index: int, count: int) -> range:
     """The columns of the channels that a rank has; with an order, as many of all channels."""
     if not width.ordered:
-        return given
+        return channels
     return even(width.columns, _unit(width), count, "columns")[index]
 
 
@@ -210,7 +210,7 @@ def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
             the family is not known here.
     """
     part = Part(model, rank)
-    for index, own in enumerate(decoder_blocks(model)):
+    for index, place in enumerate(decoder_blocks(model)):
         with blocks.open(index) as block:
             share = share_of_block(block, model.config, rank)
             layers = {
@@ -224,12 +224,12 @@ def share_out(model: PreTrainedModel, blocks: Blocks, rank: Rank) -> Part:
             state = block.state_dict()
             rest = {n: t.clone() for n, t in state.items() if not n.startswith(inside)}
         for path, layer in layers.items():
-            own.set_submodule(path, layer)
-        assign(own, "", rest)
-        _count(own, model.config.model_type, share)
+            place.set_submodule(path, layer)
+        assign(place, "", rest)
+        _count(place, model.config.model_type, share)
         part.shares.append(share)
     _share_head(part)
-    model.to(rank.device)
+    cast("nn.Module", model).to(rank.device)  # transformers' decorator hides the argument
     return part
 
 
@@ -238,35 +238,36 @@ def share_of_block(block: nn.Module, config: PreTrainedConfig, rank: Rank) -> Sh
     family = family_of(config)
     widths = {}
     for path in family.linears:
-        packed = _packed(block.get_submodule(path))
+        packed, _ = _stored(block.get_submodule(path))
         ordered = cut.order(packed) is not None
         widths[path] = Width(*packed.shape, cut.group_size(packed), ordered)
     return share_of(family, widths, config.num_attention_heads, rank.index, rank.count)
 
 
-def _packed(layer: nn.Module) -> Format:
-    """The weight of a linear layer, quantized or not; of the latter [N, K], which need not be contiguous."""
-    return layer.packed if isinstance(layer, QuantLinear) else PackedDense(weight_of(layer))
+def _stored(layer: nn.Module) -> tuple[Format, torch.Tensor | None]:
+    """Weight and bias of a linear layer; a weight that is not quantized [N, K] need not be contiguous."""
+    packed = layer.packed if isinstance(layer, QuantLinear) else PackedDense(weight_of(layer))
+    return packed, cast("torch.Tensor | None", layer.bias)  # no module
 
 
 def _of_rows(layer: nn.Module, spans: Sequence[range], part: Part) -> nn.Module:
     """The layer of a rank that has rows of it."""
-    bias = layer.bias
+    packed, bias = _stored(layer)
     if bias is not None:
         bias = torch.cat([bias[span.start : span.stop] for span in spans])
-    return _linear(cut.rows(_packed(layer), spans), bias, part.rank.device)
+    return _linear(cut.rows(packed, spans), bias, part.rank.device)
 
 
-def _of_columns(layer: nn.Module, span: range, given: range, part: Part) -> nn.Module:
+def _of_columns(layer: nn.Module, span: range, mine: range, part: Part) -> nn.Module:
     """The layer of a rank that has columns of it, with its hooks."""
-    packed, bias, device = _packed(layer), layer.bias, part.rank.device
+    (packed, bias), device = _stored(layer), part.rank.device
     if bias is not None:
         bias = None if part.rank.index else bias.clone()
     made = _linear(cut.columns(packed, span), bias, device)
     order = cut.order(packed)
     if order is not None:
         channels = order[span.start : span.stop].long().to(device)
-        made.register_forward_pre_hook(_completing(given, packed.shape[1], channels, part))
+        made.register_forward_pre_hook(_completing(mine, packed.shape[1], channels, part))
     made.register_forward_hook(lambda module, inputs, y: part.sum(y))
     return made
 
@@ -282,13 +283,13 @@ def _linear(packed: Format, bias: torch.Tensor | None, device: str) -> nn.Module
     return made
 
 
-def _completing(given: range, total: int, channels: torch.Tensor, part: Part) -> Callable[..., Any]:
-    """A hook: x with the channels `given` of this rank -> the channels that its columns have, out of all ranks'."""
+def _completing(mine: range, total: int, channels: torch.Tensor, part: Part) -> Callable[..., Any]:
+    """A hook: x with the channels `mine` of this rank -> the channels that its columns have, out of all ranks'."""
 
     def complete(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         (x,) = inputs
         whole = x.new_zeros(*x.shape[:-1], total)
-        whole[..., given.start : given.stop] = x
+        whole[..., mine.start : mine.stop] = x
         return (part.sum(whole)[..., channels],)
 
     return complete
@@ -301,19 +302,19 @@ _GROUPED = dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "glm"), "self_at
 
 def _count(block: nn.Module, model_type: str, share: Share) -> None:
     """Tell a block's attention how many heads it has."""
-    if model_type in _GROUPED:
-        attention = block.get_submodule(_GROUPED[model_type])
-        attention.num_key_value_groups = len(share.heads) // len(share.key_values)
-    elif model_type in _QUERIES:
-        attention = block.get_submodule(_QUERIES[model_type])
-        attention.num_heads = len(share.heads)
-        if model_type == "gpt2":
-            attention.split_size = len(share.heads) * share.head_size
-    else:
+    paths = _QUERIES | _GROUPED
+    if model_type not in paths:
         raise LutlabError(
             f"lutlab does not know where the attention of a '{model_type}' counts its heads, so ranks cannot share it: "
-            f"known are {', '.join((*_QUERIES, *_GROUPED))} (parallel/shard.py)"
+            f"known are {', '.join(paths)} (parallel/shard.py)"
         )
+    attention: Any = block.get_submodule(paths[model_type])  # a class of each family's
+    if model_type in _GROUPED:
+        attention.num_key_value_groups = len(share.heads) // len(share.key_values)
+        return
+    attention.num_heads = len(share.heads)
+    if model_type == "gpt2":
+        attention.split_size = len(share.heads) * share.head_size
 
 
 def _share_head(part: Part) -> None:
@@ -326,16 +327,16 @@ def _share_head(part: Part) -> None:
             "embeddings="
         )
     spans = even(head.out_features, 1, count, "tokens of the vocabulary")
-    own = spans[rank.index]
-    weight, bias = head.weight.detach()[own.start : own.stop], head.bias
+    span = spans[rank.index]
+    weight, bias = head.weight.detach()[span.start : span.stop], head.bias
     if head.weight is not model.get_input_embeddings().weight:
         weight = weight.clone()  # else a view of what everyone has
-    bias = None if bias is None else bias[own.start : own.stop]
+    bias = None if bias is None else bias[span.start : span.stop]
     made = _linear(PackedDense(weight), bias, rank.device)
 
-    def gathered(module: nn.Module, inputs: tuple[torch.Tensor, ...], y: torch.Tensor) -> Any:
-        of_ranks = part.gather(pad(y, (0, len(spans[0]) - len(own))))
-        return torch.cat([of_ranks[i][..., : len(span)] for i, span in enumerate(spans)], -1)
+    def gathered(module: nn.Module, inputs: object, y: torch.Tensor) -> torch.Tensor:
+        of_ranks = part.gather(pad(y, (0, len(spans[0]) - len(span))))
+        return torch.cat([of_ranks[i][..., : len(each)] for i, each in enumerate(spans)], -1)
 
     made.register_forward_hook(gathered)
     model.set_output_embeddings(made)

@@ -1,7 +1,7 @@
 """lm-evaluation-harness in process: one of its tasks on a model of ours, quantized or not.
 
-    found = scores(model, tokenizer, text)   # text: rows of ours, or a task whose rows lm-eval fetches
-    found.values["acc"], found.errors["acc"], found.n, found.facts["lm_eval"]
+    result = scores(model, tokenizer, text)   # text: rows of ours, or a task whose rows lm-eval fetches
+    result.values["acc"], result.errors["acc"], result.n, result.facts["lm_eval"]
 
 lm-eval makes prompts, likelihoods and each example's metrics. Here examples that have none are left out and named
 (model.py), the rest is aggregated by lm-eval's own functions, and standard errors are analytic: its bootstrap is slow,
@@ -72,7 +72,7 @@ class Scores:
     values: Mapping[str, float]
     errors: Mapping[str, float]
     items: Mapping[str, tuple[Any, ...]]
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
 
 
 def scores(
@@ -130,12 +130,12 @@ def _samples(lm: Any, task: Any, text: Text) -> list[dict[str, Any]]:
 
     name = task.task_name
     try:
-        found = evaluate(lm, {"tasks": {name: task}}, limit=text.limit, bootstrap_iters=0)
+        result = evaluate(lm, {"tasks": {name: task}}, limit=text.limit, bootstrap_iters=0)
     except OverflowError as error:
         raise LutlabError(
             f"a perplexity of '{name}' is beyond what exp can express: the model is broken, or quantized beyond use"
         ) from error
-    return found["samples"][name]
+    return result["samples"][name]
 
 
 @contextmanager
@@ -261,12 +261,12 @@ def _counted(task: Task, samples: Sequence[Mapping[str, Any]], lm: CountingLM) -
     """The fields n, values, errors and items of Scores, without the examples that have no likelihood."""
     from lm_eval.api import metrics
 
-    kept = [sample for sample in samples if sample["doc_id"] not in lm.left_out]
-    if not kept:
+    counted = [sample for sample in samples if sample["doc_id"] not in lm.left_out]
+    if not counted:
         raise LutlabError(_nothing_left(task, samples, lm))
     items: dict[str, list[Any]] = {}
     functions: dict[str, Callable] = {}
-    for sample in kept:
+    for sample in counted:
         suffix = "" if sample["filter"] == "none" else f",{sample['filter']}"
         for metric in sample["metrics"]:
             items.setdefault(metric + suffix, []).append(sample[metric])
@@ -278,7 +278,7 @@ def _counted(task: Task, samples: Sequence[Mapping[str, Any]], lm: CountingLM) -
             raise LutlabError(f"{name} of '{task.task_name}' is {value}: the model is broken")
     errors = {name: standard_error(functions[name], items[name], values[name]) for name in values}
     return {
-        "n": len({sample["doc_id"] for sample in kept}),
+        "n": len({sample["doc_id"] for sample in counted}),
         "values": values,
         "errors": {name: error for name, error in errors.items() if error is not None},
         "items": {name: tuple(some) for name, some in items.items()},

@@ -85,29 +85,29 @@ class CountingLM(HFLM):
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[float]:
         """HFLM's method, which notes likelihoods that are not finite."""
-        found = super().loglikelihood_rolling(requests, disable_tqdm=True)
-        for request, value in zip(requests, found, strict=True):
+        values = super().loglikelihood_rolling(requests, disable_tqdm=True)
+        for request, value in zip(requests, values, strict=True):
             if not math.isfinite(value):
                 self.not_finite.add(request.doc_id)
-        return [value if math.isfinite(value) else -math.inf for value in found]
+        return [value if math.isfinite(value) else -math.inf for value in values]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = True, **options: Any
     ) -> list[tuple[float, bool]]:
         if self._documents is None:  # windows of loglikelihood_rolling
             return super()._loglikelihood_tokens(requests, disable_tqdm=True, **options)
-        asked = list(zip(self._documents, requests, strict=True))
-        fitting = [self._fits(document, request) for document, request in asked]
-        some = [request for (_, request), fits in zip(asked, fitting, strict=True) if fits]
-        answers = iter(super()._loglikelihood_tokens(some, disable_tqdm=True, **options))
-        found = []
-        for (document, _), fits in zip(asked, fitting, strict=True):
-            answer = next(answers) if fits else _NONE
+        pairs = list(zip(self._documents, requests, strict=True))
+        fitting = [self._fits(document, request) for document, request in pairs]
+        some = [request for request, fits in zip(requests, fitting, strict=True) if fits]
+        scored = iter(super()._loglikelihood_tokens(some, disable_tqdm=True, **options))
+        answers = []
+        for document, fits in zip(self._documents, fitting, strict=True):
+            answer = next(scored) if fits else _NONE
             if fits and not math.isfinite(answer[0]):
                 self.not_finite.add(document)
                 answer = _NONE
-            found.append(answer)
-        return found
+            answers.append(answer)
+        return answers
 
     def _fits(self, document: int, request: Request) -> bool:
         (context, _), context_ids, ids = request
