@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lutlab.experiment.artifact.outcome import Cell, ClaimResult, Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Cell, ClaimResult, Column, PublishedRow, ResultTable
 
 CONFIGURATIONS = (("16", "–"), ("4", "32"), ("4", "64"), ("3", "32"), ("3", "64"))
 PAPER = {  # column -> model -> values in the order of CONFIGURATIONS
@@ -46,13 +46,13 @@ def cell(column: str, model: str, i: int, key: str) -> Cell:
     return Cell(column, published, measured, verdict, note, f"{key}-{column}")
 
 
-def row(model: str, i: int) -> Row:
+def row(model: str, i: int) -> PublishedRow:
     q, g = CONFIGURATIONS[i]
     key = f"{model.lower()}-q{q}-g{g}"
     method = "FP16" if q == "16" else "Uniform (RTN)"
     cells = {column.key: cell(column.key, model, i, key) for column in COLUMNS}
     labels = {"Model": model, "q": q, "g": g, "Method": method}
-    return Row(key, labels, STAND_INS[model], True, cells)
+    return PublishedRow(key, labels, STAND_INS[model], True, cells)
 
 
 def example_table() -> ResultTable:

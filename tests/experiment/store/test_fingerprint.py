@@ -38,9 +38,8 @@ def of_copy(folder: Path, text: str, name: str = "rtn.py") -> str:
         ('"""[N, K] float -> UniformTensor', '"""A tensor'),  # a method's
         ("return UniformTensor(", "# as it is\n        return UniformTensor("),
         ("from lutlab.base.lazy import torch", "from lutlab.base.lazy import np, torch"),
-        ("from lutlab.base.groups import blocks, check_bits", "from lutlab.base.groups import check_bits, blocks"),
-        ("weights are inf or nan", "weights are not finite"),  # an error's text
-        ("weight = weight.detach().float()", "weight = (\n            weight.detach().float()\n        )"),
+        ("import Bits, blocks, check_bits", "import blocks, Bits, check_bits"),
+        ("rows, in_features = weight.shape", "rows, in_features = (\n            weight.shape\n        )"),
     ],
 )  # fmt: skip
 def test_words_leave_it(before: str, after: str, tmp_path: Path) -> None:
@@ -53,12 +52,12 @@ def test_words_leave_it(before: str, after: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("2 ** check_bits(q) - 1", "2 ** check_bits(q) - 2"),
-        ("2 ** check_bits(q) - 1", "2.0 ** check_bits(q) - 1"),
+        ("2**q - 1)", "2**q - 2)"),
+        ("2**q - 1)", "2.0**q - 1)"),
         ('scale_dtype: ScaleDtype = "fp16"', 'scale_dtype: ScaleDtype = "fp32"'),
         ("blocks(weight, g)", "blocks(weight, -1)"),
-        ("if not torch.isfinite(weight).all():", "if torch.isfinite(weight).all():"),
-        ("check_group_size(g)\n", "\n"),
+        ("block.amin(dim=2)", "-block.amin(dim=2)"),
+        ("q, g = check_bits(q), check_group_size(g)\n", "\n"),
     ],
 )
 def test_computations_move_it(before: str, after: str, tmp_path: Path) -> None:
@@ -66,6 +65,12 @@ def test_computations_move_it(before: str, after: str, tmp_path: Path) -> None:
     assert text.count(before) == 1
     changed = text.replace(before, after)
     assert of_copy(tmp_path / "a", text) != of_copy(tmp_path / "b", changed)
+
+
+def test_an_errors_text_leaves_it_and_its_condition_does_not() -> None:
+    text = "if x:\n    raise ValueError('wrong')"
+    assert plain_python(text) == plain_python(text.replace("wrong", "give another"))
+    assert plain_python(text) != plain_python(text.replace("if x", "if not x"))
 
 
 def test_none_and_nothing_are_not_the_same() -> None:

@@ -23,10 +23,10 @@ from lutlab.experiment.artifact.predicted import Prediction, prediction
 from lutlab.experiment.artifact.rows import ArtifactRow, Axis, AxisEntry, Scale, row_of
 from lutlab.experiment.artifact.yaml_file import read_yaml
 
-_frozen = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+_CONFIG = ConfigDict(extra="forbid")
 
 
-@_frozen
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class CurveSpec:
     """A figure: column y over column x, a point a row, a line for each value of the `series` labels.
 
@@ -49,7 +49,7 @@ class CurveSpec:
     front: bool = True  # false: a series is a line, nothing is traded off
 
 
-@_frozen
+@dataclass(frozen=True, kw_only=True, config=_CONFIG)
 class Curve(CurveSpec):
     """The figure at a scale.
 
@@ -137,10 +137,10 @@ class Artifact(Strict):
     @model_validator(mode="after")
     def _references_exist(self) -> Artifact:
         entries = [e for axes in self.blocks or [self.axes] for axis in axes for e in axis.values()]
+        cited = [*(c.cited for c in self.columns.values()), *(e.cited for e in entries)]
         with as_value_error():
-            for key in (self.citation, *(one.cited for one in (*self.columns.values(), *entries))):
-                if key:
-                    cite(key)
+            for key in filter(None, (self.citation, *cited)):
+                cite(key)
         return self
 
     @model_validator(mode="after")
@@ -157,19 +157,19 @@ class Artifact(Strict):
     @model_validator(mode="after")
     def _predictions_can_be_made(self) -> Artifact:
         with as_value_error():
-            for of in self.predictions().values():
-                predict.latency(**of)
+            for settings in self.predictions().values():
+                predict.latency(**settings)
         return self
 
     def predictions(self) -> dict[tuple[str, str], Prediction]:
         """(row key, column) -> what is predicted for it, of the paper's model."""
-        wanted = {key: column.predict for key, column in self.columns.items() if column.predict}
-        if not wanted:
+        specs = {key: column.predict for key, column in self.columns.items() if column.predict}
+        if not specs:
             return {}
         return {
             (row.key, key): prediction(row.overrides, self.predict, spec, *row.predict)
             for row in self.rows("paper")
-            for key, spec in wanted.items()
+            for key, spec in specs.items()
             if row.predict is not None and not row.mean_of
         }
 
@@ -306,7 +306,10 @@ def _leave_out(data: dict[str, Any], keep: list[str]) -> None:
     data["axes"] = [{k: v for k, v in axis.items() if k not in gone} for axis in data["axes"]]
 
     def pruned(tree: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: inner for name, inner in tree.items() if name not in gone}
-        return {k: pruned(v) if isinstance(v, dict) else v for k, v in kept.items()}
+        return {
+            name: pruned(inner) if isinstance(inner, dict) else inner
+            for name, inner in tree.items()
+            if name not in gone
+        }
 
     data["published"] = pruned(data["published"])

@@ -32,13 +32,13 @@ def add_folder(folder: Path) -> None:
         raise LutlabError(
             f"experiments={folder}: no such folder; give one with <paper>/<artifact>.yaml files"
         )
-    own = sorted(folder.glob("*/*.yaml"))
-    if not own:
+    files = sorted(folder.glob("*/*.yaml"))
+    if not files:
         raise LutlabError(
             f"experiments={folder} has no file <paper>/<artifact>.yaml, which would be its artifacts"
         )
     known = artifacts()
-    for path in own:
+    for path in files:
         if taken := known.get(long_name(path)):
             raise LutlabError(
                 f"the artifact {long_name(path)} is in two files: {taken} and {path}; rename yours"
@@ -49,9 +49,9 @@ def add_folder(folder: Path) -> None:
 def artifacts() -> dict[str, Path]:
     """Every choice of +exp: `<paper>/<artifact>`, and the lead paper's artifacts by short name too."""
     files = [path for folder in _folders for path in sorted(folder.glob("*/*.yaml"))]
-    found = {long_name(path): path for path in files}
-    lead = {p.stem: p for name, p in found.items() if name.startswith(f"{LEAD_PAPER}/")}
-    return found | lead
+    by_name = {long_name(path): path for path in files}
+    lead = {p.stem: p for name, p in by_name.items() if name.startswith(f"{LEAD_PAPER}/")}
+    return by_name | lead
 
 
 def artifact_groups() -> dict[str, list[str]]:
@@ -86,17 +86,19 @@ def cite(key: str) -> str:
     """`Park et al. 2023` from experiments/references.bib, or that of a user's folder.
 
     Raises:
-        LutlabError: no such entry; the message suggests the nearest one.
+        LutlabError: no such entry (the message suggests the nearest one), or one without author or year.
     """
     files = [path for folder in _folders if (path := folder / "references.bib").is_file()]
     known = {key: fields for path in files for key, fields in _entries(path)}
     if key not in known:
         places = " or ".join(map(str, files))
         raise LutlabError(f"no entry '{key}' in {places}: {nearest(key, known)}")
-    author = re.search(r"author\s*=\s*\{(\w+)", known[key])[1]
-    year = re.search(r"year\s*=\s*\{(\d+)", known[key])[1]
+    author = re.search(r"author\s*=\s*\{(\w+)", known[key])
+    year = re.search(r"year\s*=\s*\{(\d+)", known[key])
+    if not (author and year):
+        raise LutlabError(f"the entry '{key}' needs an author = {{…}} and a year = {{…}}")
     several = " et al." if " and " in known[key] else ""
-    return f"{author}{several} {year}"
+    return f"{author[1]}{several} {year[1]}"
 
 
 @functools.cache

@@ -41,21 +41,18 @@ def judge(
 ) -> ClaimResult:
     """Evaluate every instance of a claim: each predicate x each scope x each column.
 
-    Args:
-        claim: a claim of experiments/.
-        published: row key -> column -> the paper's number.
-        measured: the same of ours, Uncertain where chance moves it or its records are known.
-        curve: the artifact's figure, for `fronts`.
+    Numbers are by row key and column, ours Uncertain where chance moves them or their records are known. The curve is
+    the artifact's figure, for `fronts`.
     """
     theirs = _decided([*_holds(claim, published), *_fronts(claim, published, curve)])
     every = _decided([*_holds(claim, measured), *_fronts(claim, measured, curve)])
     ours = list({instance[2]: instance for instance in reversed(every)}.values())[::-1]
-    named = {found: tuple(name for name, is_it, _ in ours if is_it is found) for found in Truth}
+    named = {sign: tuple(name for name, truth, _ in ours if truth is sign) for sign in Truth}
     holds, failing = len(named[Truth.HOLDS]), named[Truth.FAILS]
     return ClaimResult(
         claim.text,
         claim.where,
-        published=(sum(found is Truth.HOLDS for _, found, _ in theirs), len(theirs)),
+        published=(sum(truth is Truth.HOLDS for _, truth, _ in theirs), len(theirs)),
         measured=(holds, holds + len(failing)),
         failing=failing,
         below_noise=named[Truth.BELOW_NOISE],
@@ -71,6 +68,7 @@ def _decided(instances: Sequence[_Instance]) -> list[_Instance]:
 def _holds(claim: Claim, numbers: Numbers) -> Iterator[_Instance]:
     """Every predicate in every scope that has the rows it names."""
     scopes = _grouped(numbers, claim.only, lambda key: key.rpartition("/")[0])
+    columns: Sequence[str | None] = claim.columns or [None]
     for predicate in claim.holds:
         named = {n.id for n in ast.walk(parse(predicate)) if isinstance(n, ast.Name)} - {"abs"}
         fitting = {scope: rows for scope, rows in scopes.items() if named <= set(rows)}
@@ -78,16 +76,16 @@ def _holds(claim: Claim, numbers: Numbers) -> Iterator[_Instance]:
             fitting = {"": {}}  # whole keys mean the same everywhere
         if not fitting and scopes:  # let the error name what is wrong
             fitting = {"": {name: row for rows in scopes.values() for name, row in rows.items()}}
-        for (group, rows), column in itertools.product(fitting.items(), claim.columns or [None]):
+        for (group, rows), column in itertools.product(fitting.items(), columns):
             scope = Scope(rows, column, numbers)
-            found = truth(predicate, scope)
+            decided = truth(predicate, scope)
             name = " ".join(filter(None, (group, column, predicate)))
-            if found is Truth.MISSING:
-                yield name, found, name
+            if decided is Truth.MISSING:
+                yield name, decided, name
                 continue
-            of = meaning(predicate, scope) or name
+            sense = meaning(predicate, scope) or name
             difference = margin(predicate, scope)
-            yield f"{name} ({difference})" if difference else name, found, of
+            yield f"{name} ({difference})" if difference else name, decided, sense
 
 
 def _fronts(claim: Claim, numbers: Numbers, curve: Curve | None) -> Iterator[_Instance]:
@@ -103,8 +101,8 @@ def _fronts(claim: Claim, numbers: Numbers, curve: Curve | None) -> Iterator[_In
         sources = {row: [_sources(n) for n in point] for row, point in members.items()}
         known = all(part for point in sources.values() for part in point)
         name = " ".join(filter(None, (group, predicate)))
-        of = f"{predicate} {sources}" if known else name
-        yield name, _of_points(predicate, members, curve), of
+        sense = f"{predicate} {sources}" if known else name
+        yield name, _of_points(predicate, members, curve), sense
 
 
 def _of_points(
@@ -112,7 +110,7 @@ def _of_points(
 ) -> Truth:
     """Truth of a predicate about points: below noise where more than FLIPS draws of the points say otherwise."""
 
-    def of(values: Mapping[tuple[str, int], float]) -> Truth:
+    def truth_of(values: Mapping[tuple[str, int], float]) -> Truth:
         points: Points = {
             row: (values[row, 0], values[row, 1]) if (row, 1) in values else None for row in members
         }
@@ -122,13 +120,13 @@ def _of_points(
         (row, axis): number if isinstance(number, Uncertain) else Uncertain(number)
         for row, point in members.items()
         for axis, number in enumerate(point)
-        if None not in point
+        if number is not None and None not in point
     }
-    found = of({place: number.value for place, number in numbers.items()})
-    if found is Truth.MISSING or not any(number.shares for number in numbers.values()):
-        return found
-    flips = sum(of(values) is not found for values in drawn(numbers))
-    return Truth.BELOW_NOISE if flips > FLIPS else found
+    decided = truth_of({place: number.value for place, number in numbers.items()})
+    if decided is Truth.MISSING or not any(number.shares for number in numbers.values()):
+        return decided
+    flips = sum(truth_of(values) is not decided for values in drawn(numbers))
+    return Truth.BELOW_NOISE if flips > FLIPS else decided
 
 
 def _sources(number: Number | None) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class PredictSpec(Strict):
                 predict.decoder(self.model)
         return self
 
-    def given(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Settings that it has, by name."""
         return self.model_dump(exclude_none=True)
 
@@ -80,19 +80,19 @@ class ColumnSpec(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _metric_is_declared(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or not {"evaluator", "metric"} <= given.keys():
-            return given  # which the fields refuse
+    def _metric_is_declared(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not {"evaluator", "metric"} <= data.keys():
+            return data  # which the fields refuse
         with as_value_error():
-            evaluator = registry.lookup("evaluator", given["evaluator"])
-        if evaluator.reads_tasks and given.get("text"):  # the protocol whose rows the task reads
-            given = {**given, "text": protocol_of(given["text"])}
-        if given.get("not_run"):
-            return given
-        if (metric := metric_of(evaluator, given["metric"])) is None:
-            known = nearest(given["metric"], [metric.name for metric in evaluator.metrics])
-            raise ValueError(f"{given['evaluator']} has no metric '{given['metric']}': {known}")
-        return {"lower_is_better": metric.lower_is_better, **given}
+            evaluator = registry.lookup("evaluator", data["evaluator"])
+        if evaluator.reads_tasks and data.get("text"):  # the protocol whose rows the task reads
+            data = {**data, "text": protocol_of(data["text"])}
+        if data.get("not_run"):
+            return data
+        if (metric := metric_of(evaluator, data["metric"])) is None:
+            known = nearest(data["metric"], [metric.name for metric in evaluator.metrics])
+            raise ValueError(f"{data['evaluator']} has no metric '{data['metric']}': {known}")
+        return {"lower_is_better": metric.lower_is_better, **data}
 
     @property
     def reason(self) -> str:
@@ -128,8 +128,8 @@ def free_columns(evaluate: Sequence[str]) -> dict[str, ColumnSpec]:
     """
     columns = {}
     for item in evaluate:
-        asked, _, text = item.partition(":")
-        evaluator, _, named = asked.partition(".")
+        measure, _, text = item.partition(":")
+        evaluator, _, named = measure.partition(".")
         shown = _metric(evaluator, named, text)
         columns[item.replace(":", "_").replace(".", "_")] = ColumnSpec(
             title=f"{text} {shown.title}".strip(),
@@ -147,8 +147,8 @@ def _metric(evaluator: str, named: str, text: str) -> Metric:
     cls = registry.lookup("evaluator", evaluator)
     if not named:
         return cls.shown(text)
-    found = metric_of(cls, named)
-    if found is None:
+    metric = metric_of(cls, named)
+    if metric is None:
         names = [metric.name for metric in cls.metrics]
         raise LutlabError(f"{evaluator} has no metric '{named}': {nearest(named, names)}")
-    return found
+    return metric

@@ -60,10 +60,10 @@ def _number(value: str | float) -> float:
     if not isinstance(value, str):
         return float(value)
     artifact, row, column = value.split(":")
-    found = _published(artifact).get(row, {}).get(column)
-    if not isinstance(found, float | int):
+    number = _published(artifact).get(row, {}).get(column)
+    if not isinstance(number, float | int):
         raise LutlabError(f"experiments/errata.yaml: '{value}' is no published number")
-    return float(found)
+    return float(number)
 
 
 @functools.cache

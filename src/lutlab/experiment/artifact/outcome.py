@@ -36,9 +36,7 @@ class Cell:
     note: str = ""
     cell_id: str | None = None
     baseline: float | None = None  # in a sweep of one's own, of the same model in full precision
-    difference: Uncertain | None = (
-        None  # to the baseline, sample by sample where both are of the same
-    )
+    difference: Uncertain | None = None  # to the baseline, over the same samples where it can be
     n: int | None = None
     sources: tuple[str, ...] = ()
     shares: Shares = field(default_factory=dict, repr=False)
@@ -63,7 +61,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """A row of a table: axis labels as the paper prints them, the model measured, cells by column.
 
     on_front: the row's measured point is on the Pareto front of the table's curve.
@@ -165,8 +163,8 @@ class ClaimResult:
         """
         shown = [name for name in self.holding if "±" in name] if len(self.holding) <= FEW else []
         kinds = {"fails": self.failing, "below noise": self.below_noise, "holds": tuple(shown)}
-        told = [f"{kind}: {_listed(names, most)}" for kind, names in kinds.items() if names]
-        return f"— {'. '.join(told)}" if told else ""
+        parts = [f"{kind}: {_listed(names, most)}" for kind, names in kinds.items() if names]
+        return f"— {'. '.join(parts)}" if parts else ""
 
 
 def _sign(holding: int, decidable: int) -> str:
@@ -195,7 +193,7 @@ class ResultTable:
     scale: str
     command: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     claims: tuple[ClaimResult, ...]
     notes: tuple[str, ...]
     origins: tuple[str, ...]

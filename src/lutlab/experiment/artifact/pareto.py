@@ -30,8 +30,8 @@ def front(points: Sequence[Point], larger: Better) -> list[int]:
     # signed so that smaller is better, then from left to right: what is on it goes further down
     signed = [tuple(-v if up else v for v, up in zip(p, larger, strict=True)) for p in points]
     real = [i for i, (x, y) in enumerate(signed) if x == x and y == y]
-    kept: list[int] = []
+    members: list[int] = []
     for i in sorted(real, key=signed.__getitem__):
-        if not kept or signed[i][1] < signed[kept[-1]][1] or signed[i] == signed[kept[-1]]:
-            kept.append(i)
-    return sorted(kept)
+        if not members or signed[i][1] < signed[members[-1]][1] or signed[i] == signed[members[-1]]:
+            members.append(i)
+    return sorted(members)

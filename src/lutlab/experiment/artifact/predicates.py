@@ -34,8 +34,6 @@ Numbers = Mapping[str, Mapping[str, Number | None]]  # row name -> column -> val
 Points = Mapping[str, Point | None]  # row name -> (x, y), None where one of them is missing
 _DEEPEST = 50  # operations inside each other; the deepest of experiments/ has 11
 _LONGEST = 2000  # characters
-
-
 _BINARY = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -85,8 +83,8 @@ def evaluate(predicate: str, numbers: Numbers, column: str | None = None) -> boo
     Raises:
         LutlabError: the predicate does not parse or names an unknown row or column.
     """
-    found = truth(predicate, Scope(numbers, column, numbers))
-    return {Truth.HOLDS: True, Truth.FAILS: False}.get(found)
+    decided = truth(predicate, Scope(numbers, column, numbers))
+    return {Truth.HOLDS: True, Truth.FAILS: False}.get(decided)
 
 
 def truth(predicate: str, scope: Scope) -> Truth:
@@ -96,14 +94,14 @@ def truth(predicate: str, scope: Scope) -> Truth:
         LutlabError: the predicate does not parse or names an unknown row or column.
     """
     try:
-        found = _value(parse(predicate), scope)
+        value = _value(parse(predicate), scope)
     except _Missing:
         return Truth.MISSING
-    if found is None:
+    if value is None:
         return Truth.BELOW_NOISE
-    if isinstance(found, Uncertain):
+    if isinstance(value, Uncertain):
         raise LutlabError(f"claim '{predicate}' is a number: compare it with another")
-    return Truth.HOLDS if found else Truth.FAILS
+    return Truth.HOLDS if value else Truth.FAILS
 
 
 def margin(predicate: str, scope: Scope) -> Uncertain | None:
@@ -111,9 +109,8 @@ def margin(predicate: str, scope: Scope) -> Uncertain | None:
     expression = parse(predicate)
     if not isinstance(expression, ast.Compare):
         return None
-    sides = [_value(side, scope) for side in (expression.left, *expression.comparators)]
-    found = sides[0] - sides[1]
-    return found if found.shares else None
+    difference = _side(expression.left, scope) - _side(expression.comparators[0], scope)
+    return difference if difference.shares else None
 
 
 def parse(predicate: str) -> ast.expr:
@@ -127,7 +124,8 @@ def parse(predicate: str) -> ast.expr:
         expression = ast.parse(predicate, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise LutlabError(f"claim '{shown}' does not parse: {error}") from error
-    level, depth = [expression], 0
+    level: list[ast.AST] = [expression]
+    depth = 0
     while level := [child for node in level for child in ast.iter_child_nodes(node)]:
         depth += 1
     if depth > _DEEPEST:
@@ -137,22 +135,9 @@ def parse(predicate: str) -> ast.expr:
 
 def _value(node: ast.expr, scope: Scope) -> Uncertain | bool | None:
     """A number, or a truth: None where it is below noise."""
-
-    def number(child: ast.expr) -> Uncertain:
-        found = _value(child, scope)
-        if isinstance(found, Uncertain):
-            return found
-        raise LutlabError(f"a claim computes with '{ast.unparse(child)}', which is no number")
-
-    def true(child: ast.expr) -> bool | None:
-        found = _value(child, scope)
-        if isinstance(found, Uncertain):
-            raise LutlabError(f"a claim takes '{ast.unparse(child)}' for a truth: compare it")
-        return found
-
     match node:
-        case ast.Constant(value=int() | float() as found) if _is_finite(found):
-            return Uncertain(found)
+        case ast.Constant(value=int() | float() as constant) if _is_finite(constant):
+            return Uncertain(constant)
         case ast.Name(id=row) if scope.column is not None:
             return _number(scope.rows, row, scope.column)
         case ast.Attribute(value=ast.Name(id=row), attr=named):
@@ -162,23 +147,24 @@ def _value(node: ast.expr, scope: Scope) -> Uncertain | bool | None:
         case ast.Attribute(value=ast.Constant(value=str() as row), attr=named):
             return _number(scope.all_rows, row, named)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _computed(op, number(left), number(right))
+            return _computed(op, _side(left, scope), _side(right, scope))
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-            return _compared(op, number(left), number(right))
+            return _compared(op, _side(left, scope), _side(right, scope))
         case ast.BoolOp(op=op, values=children):
-            truths = [true(child) for child in children]
+            truths = [_truth(child, scope) for child in children]
             deciding = isinstance(op, ast.Or)  # one true decides `or`, one false `and`
             if deciding in truths:
                 return deciding
             return None if None in truths else not deciding
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return None if (found := true(operand)) is None else not found
+            return None if (holds := _truth(operand, scope)) is None else not holds
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -number(operand)
+            return -_side(operand, scope)
         case ast.Call(func=ast.Name(id="abs"), args=[argument], keywords=[]):
-            return abs(number(argument))
+            return abs(_side(argument, scope))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _COUNTS:
-            patterns = [a.value for a in arguments if isinstance(a, ast.Constant)]
+            constants = [a.value for a in arguments if isinstance(a, ast.Constant)]
+            patterns = [value for value in constants if isinstance(value, str)]
             if len(patterns) == len(arguments) == _COUNTS[name]:
                 return _count(name, patterns, scope)
     raise LutlabError(
@@ -187,22 +173,38 @@ def _value(node: ast.expr, scope: Scope) -> Uncertain | bool | None:
     )
 
 
-def _is_finite(found: object) -> bool:
+def _side(node: ast.expr, scope: Scope) -> Uncertain:
+    """The number of an operand."""
+    value = _value(node, scope)
+    if isinstance(value, Uncertain):
+        return value
+    raise LutlabError(f"a claim computes with '{ast.unparse(node)}', which is no number")
+
+
+def _truth(node: ast.expr, scope: Scope) -> bool | None:
+    """The truth of an operand."""
+    value = _value(node, scope)
+    if isinstance(value, Uncertain):
+        raise LutlabError(f"a claim takes '{ast.unparse(node)}' for a truth: compare it")
+    return value
+
+
+def _is_finite(constant: float) -> bool:
     """Whether a constant is a number that a float can hold; True and False are none."""
     try:
-        return not isinstance(found, bool) and math.isfinite(found)
+        return not isinstance(constant, bool) and math.isfinite(constant)
     except OverflowError:
         return False
 
 
 def _computed(op: ast.operator, left: Uncertain, right: Uncertain) -> Uncertain:
     try:
-        found = _BINARY[type(op)](left, right)
+        value: Uncertain = _BINARY[type(op)](left, right)
     except (ZeroDivisionError, OverflowError) as error:
         raise _Missing from error
-    if math.isfinite(left.value) and math.isfinite(right.value) and not math.isfinite(found.value):
+    if math.isfinite(left.value) and math.isfinite(right.value) and not math.isfinite(value.value):
         raise _Missing  # too large
-    return found
+    return value
 
 
 def _compared(op: ast.cmpop, left: Uncertain, right: Uncertain) -> bool | None:
@@ -217,9 +219,9 @@ def _number(numbers: Numbers, row: str, column: str) -> Uncertain:
         raise LutlabError(f"a claim names row '{row}': {nearest(row, numbers)}")
     if column not in numbers[row]:
         raise LutlabError(f"a claim names column '{column}': {nearest(column, numbers[row])}")
-    if (found := numbers[row][column]) is None:
+    if (number := numbers[row][column]) is None:
         raise _Missing
-    return found if isinstance(found, Uncertain) else Uncertain(found)
+    return number if isinstance(number, Uncertain) else Uncertain(number)
 
 
 class _Sources(ast.NodeTransformer):
@@ -240,14 +242,18 @@ class _Sources(ast.NodeTransformer):
         return self._sources(self.scope.all_rows, node.value, self.scope.column)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        if isinstance(node.value, ast.Name):
-            return self._sources(self.scope.rows, node.value.id, node.attr)
-        return self._sources(self.scope.all_rows, node.value.value, node.attr)
+        match node.value:
+            case ast.Name(id=row):
+                return self._sources(self.scope.rows, row, node.attr)
+            case ast.Constant(value=str() as row):
+                return self._sources(self.scope.all_rows, row, node.attr)
+        return node
 
-    def _sources(self, numbers: Numbers, row: str, column: str) -> ast.expr:
+    def _sources(self, numbers: Numbers, row: str, column: str | None) -> ast.expr:
+        assert column is not None  # without one, `_value` refuses a bare name
         sources = _number(numbers, row, column).sources
         self.known &= bool(sources)
-        return ast.Constant(sources)
+        return ast.Tuple([ast.Constant(source) for source in sources], ast.Load())
 
 
 def meaning(predicate: str, scope: Scope) -> str:
@@ -256,8 +262,8 @@ def meaning(predicate: str, scope: Scope) -> str:
     Empty where a number is of no record. All of a predicate's numbers are to be there (not MISSING).
     """
     sources = _Sources(scope)
-    told = ast.unparse(sources.visit(parse(predicate)))
-    return told if sources.known else ""
+    text = ast.unparse(sources.visit(parse(predicate)))
+    return text if sources.known else ""
 
 
 # ---- counting points of a figure ----
@@ -267,18 +273,19 @@ _COUNTS = {"on_front": 1, "front": 1, "dominated": 2}  # function -> number of p
 
 def _count(name: str, patterns: Sequence[str], scope: Scope) -> Uncertain:
     chosen = [_matching(pattern, scope.points) for pattern in patterns]
-    points = scope.points
-    if any(point is None for point in points.values()):
+    points = {row: point for row, point in scope.points.items() if point is not None}
+    if len(points) < len(scope.points):
         raise _Missing  # a point not measured might dominate any other
     if name == "dominated":
-        worse = [points[row] for row in chosen[0]]
-        rivals = [points[row] for row in chosen[1]]
-        # What any rival dominates, one of the best does.
-        best = [rivals[i] for i in front(rivals, scope.larger)]
-        return Uncertain(sum(any(dominates(b, w, scope.larger) for b in best) for w in worse))
+        worse, rivals = ([points[row] for row in rows] for rows in chosen)
+        # What any rival dominates, one on their front does.
+        best_rivals = [rivals[i] for i in front(rivals, scope.larger)]
+        return Uncertain(
+            sum(any(dominates(b, w, scope.larger) for b in best_rivals) for w in worse)
+        )
     rows = list(points) if name == "on_front" else chosen[0]
-    found = {rows[i] for i in front([points[row] for row in rows], scope.larger)}
-    return Uncertain(len(found.intersection(chosen[0])))
+    best = {rows[i] for i in front([points[row] for row in rows], scope.larger)}
+    return Uncertain(len(best.intersection(chosen[0])))
 
 
 def _matching(pattern: str, points: Points) -> list[str]:

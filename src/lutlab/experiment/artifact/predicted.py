@@ -24,8 +24,6 @@ DOCUMENT = "docs/how-to/predict.md"
 _REASON = "; not measured: "  # in the note of a predicted cell, before why it is not measured
 # keys of a row's overrides that change what is read in a way that is not predicted
 _NOT_PREDICTED = ("sublayers", "layers", "budget", "candidates", "skip", "mu")
-
-
 Prediction = Mapping[str, Any]  # arguments of predict.latency
 
 
@@ -39,22 +37,22 @@ def prediction(overrides: Sequence[str], *specs: PredictSpec | None) -> Predicti
     Raises:
         LutlabError: a part is missing, or the row sets what is not predicted.
     """
-    said = {key: value for spec in specs if spec for key, value in spec.given().items()}
+    settings = {key: value for spec in specs if spec for key, value in spec.settings().items()}
     row = dict(override.lstrip("+").split("=", 1) for override in overrides)
     if unknown := [key for key in row if key.partition(".")[0] in _NOT_PREDICTED]:
         raise LutlabError(f"a row with {unknown[0]}= is not predicted: give it predict: false")
-    said = {"model": _model(row)} | said
-    if missing := [key for key in ("gpu", "engine", "gpus") if key not in said]:
+    settings = {"model": _model(row)} | settings
+    if missing := [key for key in ("gpu", "engine", "gpus") if key not in settings]:
         raise LutlabError(
             f"predict says no {missing[0]}: give it, as gpu: A100-80GB, engine: lut-gemm, gpus: 1"
         )
-    if not said["model"] or not {"q", "g"} <= row.keys():
+    if not settings["model"] or not {"q", "g"} <= row.keys():
         raise LutlabError(
             "a row that is predicted sets model, q and g: give the others predict: false"
         )
     q = float(row["q"])
-    of = {"shape": said.pop("model"), "q": int(q) if q.is_integer() else q, "g": int(row["g"])}
-    return {"context": None} | of | said
+    width = {"q": int(q) if q.is_integer() else q, "g": int(row["g"])}
+    return {"context": None, "shape": settings.pop("model")} | width | settings
 
 
 def _model(row: Mapping[str, str]) -> str:
@@ -62,27 +60,26 @@ def _model(row: Mapping[str, str]) -> str:
     return PurePosixPath(row["model.id"]).name if "model.id" in row else row.get("model", "")
 
 
-def least(of: Prediction) -> int | None:
+def least(settings: Prediction) -> int | None:
     """The least number of its GPUs that hold the model, as predict.gpus says."""
-    by = predict.engine(of["engine"])
-    context = by.context if of["context"] is None else of["context"]
-    stored = {"stored": by.stored, "number_bytes": by.number_bytes}
-    return predict.gpus(of["shape"], of["q"], of["g"], gpu=of["gpu"], context=context, **stored)
+    engine, context = predict.engine(settings["engine"]), settings["context"]
+    return predict.gpus(
+        *(settings[key] for key in ("shape", "q", "g")),
+        gpu=settings["gpu"],
+        context=engine.context if context is None else context,
+        stored=engine.stored,
+        number_bytes=engine.number_bytes,
+    )
 
 
-def predicted(of: Prediction, factor: float = 1) -> tuple[float | str, str]:
-    """Milliseconds a token, or OOM of a model that is too large for its GPUs; and a note with the stated error.
-
-    Args:
-        of: the prediction's model, widths, GPU and engine.
-        factor: the column's unit over milliseconds.
-    """
-    found = predict.latency(**of)
+def predicted(settings: Prediction, factor: float = 1) -> tuple[float | str, str]:
+    """Milliseconds a token times `factor`, or OOM of a model too large for its GPUs; and a note with the error."""
+    latency = predict.latency(**settings)
     known = "of an error that is not known: nothing was compared"
-    if found.errors:
-        known = f"{found.errors} of the {found.errors.rows} latencies it is fitted to"
-    note = f"for {of['gpu']}, engine {of['engine']}, {known} ({DOCUMENT})"
-    return factor * found.ms_per_token if found.fits else OOM, note
+    if latency.errors:
+        known = f"{latency.errors} of the {latency.errors.rows} latencies it is fitted to"
+    note = f"for {settings['gpu']}, engine {settings['engine']}, {known} ({DOCUMENT})"
+    return factor * latency.ms_per_token if latency.fits else OOM, note
 
 
 def because(note: str, reason: str) -> str:

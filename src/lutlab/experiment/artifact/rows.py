@@ -6,10 +6,11 @@ who write one.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field, field_validator
 
@@ -56,18 +57,19 @@ class AxisEntry(Strict):
     @field_validator("overrides")
     @classmethod
     def _are_data(cls, overrides: list[str] | dict[Scale, list[str]]) -> Any:
-        lists = [overrides] if isinstance(overrides, list) else overrides.values()
-        for override in (one for some in lists for one in some):
+        lists = [overrides] if isinstance(overrides, list) else [*overrides.values()]
+        for override in itertools.chain.from_iterable(lists):
             _check_override(override)
         return overrides
 
     def at(self, scale: Scale) -> list[str] | None:
         """The overrides at a scale; None where the entry has nothing to run there."""
-        asked = {scale: self.overrides} if isinstance(self.overrides, list) else self.overrides
+        by_scale = {scale: self.overrides} if isinstance(self.overrides, list) else self.overrides
         if scale != "real":
-            return asked.get(scale)
-        theirs = [f"model={REAL}" if o.startswith("model=") else o for o in asked.get("paper", ())]
-        overrides = asked.get("real", theirs if "paper" in asked else None)
+            return by_scale.get(scale)
+        papers = by_scale.get("paper", ())
+        theirs = [f"model={REAL}" if o.startswith("model=") else o for o in papers]
+        overrides = by_scale.get("real", theirs if "paper" in by_scale else None)
         return None if any(o.startswith("model.id=") for o in overrides or ()) else overrides
 
 
@@ -78,12 +80,12 @@ def _check_override(override: str) -> None:
         ValueError: another key; a package (`@`), a deletion (`~`) or `+` but of a knob; `$` or a backslash, by which a
             value would be looked up when it is read (`${oc.env:…}`); a preset outside of its folder.
     """
-    found = _OVERRIDE.fullmatch(override)
-    if not found:
+    match = _OVERRIDE.fullmatch(override)
+    if not match:
         raise ValueError(
             f"override '{override}' is no plain <key>=<value>: a row sets values, without $, backslash, ~, @ or +"
         )
-    key, value = found["key"].lstrip("+"), found["value"]
+    key, value = match["key"].lstrip("+"), match["value"]
     if key.partition(".")[0] not in ROW_KEYS:
         raise ValueError(
             f"override '{override}' sets no key of a row, which are {', '.join(ROW_KEYS)}: give others on the command "
@@ -130,13 +132,18 @@ class ArtifactRow:
         return {override.lstrip("+").partition("=")[0] for override in self.overrides}
 
 
+def scale_of(variant: str) -> Scale:
+    """The scale that the name of a variant begins with."""
+    return cast("Scale", variant.partition("-")[0])  # of another word no artifact has a row
+
+
 def row_of(combination: Sequence[tuple[str, AxisEntry]], scale: Scale) -> ArtifactRow:
     """The row of one entry an axis, each with its name."""
     entries = [entry for _, entry in combination]
     labels = {k: v for entry in entries for k, v in entry.labels.items()}
-    overrides = [o for entry in entries for o in entry.at(scale)]
-    asked = {o for entry in entries for o in entry.at("paper") or []}
-    differing = [o for o in overrides if o not in asked and not o.startswith(_UNSAID)]
+    overrides = [o for entry in entries for o in entry.at(scale) or []]
+    papers = {o for entry in entries for o in entry.at("paper") or []}
+    differing = [o for o in overrides if o not in papers and not o.startswith(_UNSAID)]
     if differing:
         labels[OURS] = " ".join(map(_short, differing))
     names = [name for name, _ in combination]

@@ -44,7 +44,7 @@ class Uncertain:
     @property
     def noise(self) -> float:
         """The least distance from 0 that chance does not explain: Student's t times the error; 0 of an exact number."""
-        variances = [(standard_error(own) ** 2, len(own) - 1) for own in self.shares.values()]
+        variances = [(standard_error(parts) ** 2, len(parts) - 1) for parts in self.shares.values()]
         if not (total := sum(variance for variance, _ in variances)):
             return 0.0
         if math.isinf(total) or any(variance and not freedom for variance, freedom in variances):
@@ -60,39 +60,39 @@ class Uncertain:
         return f"{self.value:+.{decimals}f} ± {self.error:.{decimals}f}"
 
     def __add__(self, other: Uncertain) -> Uncertain:
-        return _of(self.value + other.value, (1, self), (1, other))
+        return _combined(self.value + other.value, (1, self), (1, other))
 
     def __sub__(self, other: Uncertain) -> Uncertain:
-        return _of(self.value - other.value, (1, self), (-1, other))
+        return _combined(self.value - other.value, (1, self), (-1, other))
 
     def __mul__(self, other: Uncertain) -> Uncertain:
-        return _of(self.value * other.value, (other.value, self), (self.value, other))
+        return _combined(self.value * other.value, (other.value, self), (self.value, other))
 
     def __truediv__(self, other: Uncertain) -> Uncertain:
         ratio = self.value / other.value
-        return _of(ratio, (1 / other.value, self), (-ratio / other.value, other))
+        return _combined(ratio, (1 / other.value, self), (-ratio / other.value, other))
 
     def __neg__(self) -> Uncertain:
-        return _of(-self.value, (-1, self))
+        return _combined(-self.value, (-1, self))
 
     def __abs__(self) -> Uncertain:
         return self if self.value >= 0 else -self
 
 
-def _of(value: float, *terms: tuple[float, Uncertain]) -> Uncertain:
+def _combined(value: float, *terms: tuple[float, Uncertain]) -> Uncertain:
     """A value that deviates as the sum of factor * term does."""
     shares: dict[str, tuple[float, ...]] = {}
     for factor, term in terms:
-        for source, own in term.shares.items():
-            so_far = shares.get(source) or (0.0,) * len(own)
-            shares[source] = tuple(s + factor * e for s, e in zip(so_far, own, strict=True))
+        for source, parts in term.shares.items():
+            so_far = shares.get(source) or (0.0,) * len(parts)
+            shares[source] = tuple(s + factor * e for s, e in zip(so_far, parts, strict=True))
     return Uncertain(value, shares, tuple(s for _, term in terms for s in term.sources))
 
 
 def mean(numbers: list[Uncertain]) -> Uncertain:
     """The mean of at least one number."""
     value = statistics.mean(number.value for number in numbers)
-    return _of(value, *((1 / len(numbers), number) for number in numbers))
+    return _combined(value, *((1 / len(numbers), number) for number in numbers))
 
 
 def student(freedom: float) -> float:

@@ -53,7 +53,7 @@ def _mistakes(root: yaml.Node) -> Iterator[str]:
         nodes.append(node)
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
-            inner = [one for pair in inner for one in pair]
+            inner = [child for pair in inner for child in pair]
         sizes[id(node)] = 1 + sum(map(size, inner))
         return sizes[id(node)]
 
@@ -66,5 +66,5 @@ def _mistakes(root: yaml.Node) -> Iterator[str]:
             keys = [key for key in keys if key != "<<"]
             if twice := next((key for i, key in enumerate(keys) if key in keys[:i]), None):
                 yield f"{line}: '{twice}' stands twice in one mapping: keep one of them"
-        elif isinstance(node, yaml.ScalarNode) and (found := CONTROLS.search(node.value)):
-            yield f"{line}: a text holds the control character {found[0]!r}: leave it out"
+        elif isinstance(node, yaml.ScalarNode) and (match := CONTROLS.search(node.value)):
+            yield f"{line}: a text holds the control character {match[0]!r}: leave it out"

@@ -42,7 +42,7 @@ def of_tracked(folder: str | Path) -> list[Row]:
     Raises:
         LutlabError: no run of a row in the folder, or one that cannot be read.
     """
-    cells = [cell for run in wandb_files.read(folder) for cell in _cells_of(run)]
+    cells: list[Row] = [c for run in wandb_files.read(folder) for c in _cells_of(run)]
     if not cells:
         raise LutlabError(
             f"no row of a table among the Weights & Biases runs in {folder}: name a folder of offline runs, as "
@@ -63,14 +63,14 @@ def _cells_of(run: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     bits = {key.rpartition("/")[2]: value for key, value in summary.items() if key.count("/") == 1}
     if "bits_per_weight" in bits:
         shared["stored_bits"] = bits["bits_per_weight"]
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    cells: dict[tuple[str, ...], dict[str, Any]] = {}
     for key, value in summary.items():
         place, *names = key.split("/")
         if len(names) == 3:
             metric, column, name = names
-            own = shared | _text_of(place) | {"column": column, "metric": metric}
-            found.setdefault((place, metric, column), own)[name] = value
-    yield from found.values()
+            cell = shared | _text_of(place) | {"column": column, "metric": metric}
+            cells.setdefault((place, metric, column), cell)[name] = value
+    yield from cells.values()
 
 
 def _text_of(place: str) -> dict[str, str]:
@@ -125,7 +125,7 @@ def _part(name: str) -> str:
     return files("lutlab.experiment.records").joinpath("page", name).read_text("utf-8")
 
 
-def rows(table: pandas.DataFrame) -> list[dict[str, Any]]:
+def rows(table: pandas.DataFrame) -> list[Row]:
     """Rows of a frame without what is empty, in JSON's types."""
     columns = {name: table[name].astype(object).tolist() for name in table.columns}
     return [
@@ -157,13 +157,13 @@ def _by_column(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _metrics() -> dict[str, Row]:
     """Metric -> its kind (quality, size or speed) by the evaluator that declares it, and which numbers are better."""
-    found: dict[str, Row] = {}
+    metrics: dict[str, Row] = {}
     classes = registry.classes("evaluator")
     for name in sorted(classes, key=lambda name: name == SIZES):
         kind = "speed" if classes[name].of_this_machine else "quality"
         for metric in classes[name].metrics:
-            found[metric.name] = {
+            metrics[metric.name] = {
                 "kind": "size" if name == SIZES else kind,
                 "lower_is_better": metric.lower_is_better,
             }
-    return found
+    return metrics

@@ -41,10 +41,10 @@ def differ(one: str, other: str) -> pandas.DataFrame:
 
 def _measured(folder: str) -> pandas.DataFrame:
     with _folder_of(folder) as path:
-        found = results(path)
-    found = found[found["measured"].notna() & found["row"].notna()]
-    kept = found[[*PLACE, "measured", "machine", "commit"]]
-    return kept.drop_duplicates(PLACE, keep="last")
+        cells = results(path)
+    measured = cells["measured"].notna() & cells["row"].notna()
+    columns = [*PLACE, "measured", "machine", "commit"]
+    return cells.loc[measured, columns].drop_duplicates(PLACE, keep="last")
 
 
 @contextmanager
@@ -62,6 +62,6 @@ def _folder_of(name: str) -> Iterator[Path]:
             "checkout"
         ) from error
     with tempfile.TemporaryDirectory() as copy:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as archive:
-            archive.extractall(copy, filter="data")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+            files.extractall(copy, filter="data")
         yield Path(copy) / folder

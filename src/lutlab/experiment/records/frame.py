@@ -29,6 +29,7 @@ from lutlab.base.specs import RunSpec
 from lutlab.evaluators.contract import metric_of
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifacts, cite, program
+from lutlab.experiment.artifact.rows import Scale, scale_of
 from lutlab.experiment.report import csv
 from lutlab.experiment.report.layout import COMPARABLE
 from lutlab.experiment.report.published import CURE, TABLE, Published
@@ -113,24 +114,24 @@ def results(
     """
     arguments.instance("samples", samples, bool, "true or false")
     arguments.instance("published", published, bool, "true or false")
-    found = [
+    rows = [
         row for shelf in shelves(*folders, published=published) for row in rows_of(shelf, samples)
     ]
-    if not found:
+    if not rows:
         raise nothing_in(folders)
-    more = sorted({name for row in found for name in row} - {*COLUMNS, "samples"})
-    return pandas.DataFrame(found, columns=[*COLUMNS, *(["samples"] if samples else []), *more])
+    axes = sorted({name for row in rows for name in row} - {*COLUMNS, "samples"})
+    return pandas.DataFrame(rows, columns=[*COLUMNS, *(["samples"] if samples else []), *axes])
 
 
 def nothing_in(folders: Sequence[str | Path]) -> LutlabError:
     """Error of folders without a number; it names those that are published, where there are some."""
-    folders = [Path(folder) for folder in folders or ("results",)]
-    others = next((folder / PUBLISHED for folder in folders if (folder / PUBLISHED).is_dir()), None)
+    paths = [Path(folder) for folder in folders or ("results",)]
+    others = next((path / PUBLISHED for path in paths if (path / PUBLISHED).is_dir()), None)
     cure = (
         f"; {others} has the authors' numbers (published=True, `lutlab results list --published`)"
     )
     return LutlabError(
-        f"nothing measured in {', '.join(map(str, folders))}: run a table or a sweep first, as "
+        f"nothing measured in {', '.join(map(str, paths))}: run a table or a sweep first, as "
         f"`{program()} +exp=table4`, or name the results= folder of one{cure if others else ''}"
     )
 
@@ -144,8 +145,8 @@ def shelves(*folders: str | Path, published: bool = False) -> list[Shelf]:
     Raises:
         LutlabError: no such folder, or a damaged record.
     """
-    found: dict[Path, Shelf] = {}
-    for folder in [arguments.path("a results folder", one) for one in folders or ("results",)]:
+    by_root: dict[Path, Shelf] = {}
+    for folder in [arguments.path("a results folder", name) for name in folders or ("results",)]:
         if not folder.is_dir():
             raise LutlabError(
                 f"no folder {folder}: name a results= folder, or one of published artifacts"
@@ -158,9 +159,9 @@ def shelves(*folders: str | Path, published: bool = False) -> list[Shelf]:
         ]
         machines = {path.parents[2] for path in below if path.name == LINES}
         working = {path.parent for path in below if path.is_dir() and path.name == "records"}
-        found |= {root: _shelf(root, root.name) for root in sorted(machines)}
-        found |= {root: _shelf(root, "") for root in sorted(working)}
-    return [found[root] for root in sorted(found)]
+        by_root |= {root: _shelf(root, root.name) for root in sorted(machines)}
+        by_root |= {root: _shelf(root, "") for root in sorted(working)}
+    return [by_root[root] for root in sorted(by_root)]
 
 
 def _shelf(root: Path, machine: str) -> Shelf:
@@ -178,11 +179,7 @@ def is_original(path: Path) -> bool:
 
 
 def cells_of(root: Path, published: bool) -> Iterator[dict[str, str]]:
-    """The rows of every table.csv, by the names of its header, with its variant.
-
-    Args:
-        root: a results folder, or a machine's folder of published artifacts.
-        published: the latter.
+    """The rows of every table.csv of a results folder, or a published machine's, by its header, with their variant.
 
     Raises:
         LutlabError: files of a machine are not those of its SHA256SUMS, or a published table cannot be read.
@@ -221,12 +218,12 @@ def _own_cells(table: Path) -> list[dict[str, str]]:
 
 def _parsed(table: Path, cure: str) -> list[dict[str, str]]:
     try:
-        found = csv.parse(table.read_text(encoding="utf-8"))
+        cells = csv.parse(table.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LutlabError(f"{table} cannot be read ({error}): {cure}") from error
-    if any(not cell.keys() >= _FIELDS or None in cell.values() for cell in found):
+    if any(not cell.keys() >= _FIELDS or None in cell.values() for cell in cells):
         raise LutlabError(f"{table} is not a table of lutlab's, or damaged: {cure}")
-    return [{"variant": table.parent.name} | cell for cell in found]  # a published one says it
+    return [{"variant": table.parent.name} | cell for cell in cells]  # a published one says it
 
 
 def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:
@@ -242,15 +239,15 @@ def rows_of(shelf: Shelf, samples: bool = False) -> Iterator[dict[str, Any]]:
             continue
         evaluator = record.evaluation["evaluator"]
         known = _of_record(record, samples, bits) | _of_shelf(shelf)
-        for metric, value in (record.values or {"": None}).items():
-            own = {
+        for metric in record.values or ("",):
+            row: dict[str, Any] = {
                 "column": evaluator,
                 "metric": metric,
-                "measured": value,
+                "measured": record.values.get(metric),
                 "error": error_of(record, metric),
                 "verdict": "in no table",
             }
-            yield own | _declared(evaluator, metric) | known
+            yield row | _declared(evaluator, metric) | known
 
 
 def _stored_bits(shelf: Shelf) -> dict[str, float]:
@@ -294,17 +291,14 @@ def _of_column(artifact: Artifact, variant: str, row: str, column: str) -> dict[
     spec = artifact.columns.get(column)
     if spec is None:
         return {}
-    own = _metrics(artifact.name, variant.partition("-")[0]).get(row, {})
-    return {
-        "title": spec.title,
-        "metric": own.get(column, spec.metric),
-        "lower_is_better": spec.lower_is_better,
-    }
+    metric = _metrics(artifact.name, scale_of(variant)).get(row, {}).get(column, spec.metric)
+    return {"title": spec.title, "metric": metric, "lower_is_better": spec.lower_is_better}
 
 
 @functools.cache
-def _metrics(artifact: str, scale: str) -> dict[str, Mapping[str, str]]:
-    return {row.key: row.metrics for row in _artifact(artifact).rows(scale)}
+def _metrics(name: str, scale: Scale) -> dict[str, Mapping[str, str]]:
+    artifact = _artifact(name)
+    return {row.key: row.metrics for row in artifact.rows(scale)} if artifact else {}
 
 
 def _number(text: str) -> float | None:

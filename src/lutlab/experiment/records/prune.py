@@ -36,7 +36,7 @@ def prunable(results: Path, kinds: Sequence[str]) -> dict[str, list[Path]]:
         raise LutlabError(f"no folder {results}: give a results= folder")
     store = Store(results)
     store.check_writable()
-    return {kind: _found(store, kind) for kind in kinds}
+    return {kind: _of_kind(store, kind) for kind in kinds}
 
 
 def remove(paths: Iterable[Path]) -> None:
@@ -51,7 +51,7 @@ def size(paths: Iterable[Path]) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _found(store: Store, kind: str) -> list[Path]:
+def _of_kind(store: Store, kind: str) -> list[Path]:
     if kind not in KINDS:
         raise LutlabError(f"unknown kind '{kind}': {nearest(kind, KINDS)}")
     if kind in ("quantized", "calibration"):
@@ -82,12 +82,12 @@ def _moved(record: Record, identity: dict[str, Any]) -> Iterator[str]:
         if str(then).partition("+")[0] != str(now):  # a user's class has its fingerprint after it
             yield f"{name} {then} -> {now if now is not None else 'gone'}"
     decides = [("evaluator", record.evaluation["evaluator"]), ("method", record.run["method"])]
-    found = [registry.classes(kind).get(name) for kind, name in decides]
-    asked = {"torch", *(library for one in found if one for library in one.libraries)}
+    classes = [registry.classes(kind).get(name) for kind, name in decides]
+    used = {"torch", *(library for cls in classes if cls for library in cls.libraries)}
     for name, then in identity["libraries"].items():
-        now = _installed(name) if name in asked else "not asked for"
-        if now not in (None, then):
-            yield f"{name} {then} -> {now}"
+        installed = _installed(name) if name in used else "not asked for"
+        if installed not in (None, then):
+            yield f"{name} {then} -> {installed}"
     if "speed" in identity:
         device = record.run["device"].partition(":")[0]
         if identity["speed"]["kernels"] != kernels_fingerprint(device):

@@ -48,22 +48,22 @@ def _inspect(path: Path) -> dict[str, Any]:
     quiet = os.environ | {"WANDB_ERROR_REPORTING": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
     try:
-        said = json.loads(done.stdout)
+        run = json.loads(done.stdout)
     except ValueError as error:
         raise LutlabError(
             f"'{' '.join(command)}' does not print a run (exit code {done.returncode}): {done.stderr.strip()}; "
             "wandb 0.31 can: pip install -U wandb, or remove that folder where the run was killed"
         ) from error
     # a run that was killed, or whose file is damaged, has the state that it got to, and perhaps no id yet
-    folder, own = path.parent.name, said["run_id"]
-    strange = "run-" in folder and f"-{own}" not in folder  # wandb may end it with a number
-    if own and (path.stem != f"run-{own}" or strange):
+    folder, run_id = path.parent.name, run["run_id"]
+    strange = "run-" in folder and f"-{run_id}" not in folder  # wandb may end it with a number
+    if run_id and (path.stem != f"run-{run_id}" or strange):
         raise LutlabError(
-            f"{path} holds run {own}: a file or folder was copied over another's name; fill the folder again by "
+            f"{path} holds run {run_id}: a file or folder was copied over another's name; fill the folder again by "
             "'python run.py mode=track', or remove it"
         )
-    about = {"id": said["run_id"], "name": said["name"], "state": said["state"]}
-    return about | {key: _flat(said[key]) for key in ("config", "summary")}
+    about = {"id": run_id, "name": run["name"], "state": run["state"]}
+    return about | {key: _flat(run[key]) for key in ("config", "summary")}
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -78,9 +78,9 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 def _wandb() -> str:
     """The command beside this Python, or that of the PATH."""
     beside = Path(sys.executable).with_name("wandb")
-    found = str(beside) if beside.exists() else shutil.which("wandb")
-    if found is None:
+    command = str(beside) if beside.exists() else shutil.which("wandb")
+    if command is None:
         raise LutlabError(
             "the command 'wandb' is not installed beside this Python: pip install wandb"
         )
-    return found
+    return command

@@ -84,7 +84,7 @@ class Panel:
     @property
     def most(self) -> int:
         """The most series that stand at one configuration."""
-        return max((len(_there(self, x)) for x in range(len(self.names))), default=1) or 1
+        return max((len(_standing(self, x)) for x in range(len(self.names))), default=1) or 1
 
     @property
     def angle(self) -> int:
@@ -122,13 +122,12 @@ class Panel:
 
 def ordered(names: Sequence[str]) -> bool:
     """Whether the names are one number that rises or falls, but for a word at one end (full columns, row-wise)."""
-    found = [re.fullmatch(r"[a-z]?(-?\d+(?:\.\d+)?)", name) for name in names]
-    if len(found) > 1 and None in (found[0], found[-1]):
-        found = found[1:] if found[0] is None else found[:-1]
-    if len(found) < 3 or None in found:
-        return False
-    numbers = [float(match[1]) for match in found]
-    return sorted(set(numbers)) in (numbers, numbers[::-1])
+    matches = [re.fullmatch(r"[a-z]?(-?\d+(?:\.\d+)?)", name) for name in names]
+    if len(matches) > 1 and None in (matches[0], matches[-1]):
+        matches = matches[1:] if matches[0] is None else matches[:-1]
+    numbers = [float(match[1]) for match in matches if match]
+    alone = len(numbers) == len(matches) > 2
+    return alone and sorted(set(numbers)) in (numbers, numbers[::-1])
 
 
 def draw(axis: Axes, panel: Panel, title: str) -> None:
@@ -156,7 +155,7 @@ def draw(axis: Axes, panel: Panel, title: str) -> None:
     if panel.angle:
         for label in axis.get_xticklabels():
             label.set(rotation=panel.angle, ha="right", rotation_mode="anchor")
-            label.set_va("center" if panel.angle == 90 else "top")
+            label.set_verticalalignment("center" if panel.angle == 90 else "top")
 
 
 def legend_handle(points: Points, as_line: bool) -> Any:
@@ -166,39 +165,39 @@ def legend_handle(points: Points, as_line: bool) -> Any:
 
     if not as_line:
         return Patch(facecolor=points.face, edgecolor=points.color, hatch=points.hatch)
-    look = {"markerfacecolor": points.face, "markeredgecolor": points.color, "markersize": 5.5}
-    look["linestyle"] = points.dashes
-    return Line2D([], [], color=points.color, linewidth=0.9, marker=points.marker, **look)
+    look: dict[str, Any] = {"linestyle": points.dashes, "marker": points.marker, "markersize": 5.5}
+    look |= {"markerfacecolor": points.face, "markeredgecolor": points.color}
+    return Line2D([], [], color=points.color, linewidth=0.9, **look)
 
 
-def _there(panel: Panel, x: int) -> list[Points]:
+def _standing(panel: Panel, x: int) -> list[Points]:
     return [points for points in panel.series if x in points.x]
 
 
 def _place(panel: Panel, points: Points, x: int) -> float:
     """The middle of a series' bar, which stands beside those that are there too."""
-    there = _there(panel, x)
-    return x + (there.index(points) - (len(there) - 1) / 2) * GROUP / panel.most
+    beside = _standing(panel, x)
+    return x + (beside.index(points) - (len(beside) - 1) / 2) * GROUP / panel.most
+
+
+def _numbers(points: Points) -> tuple[list[int], list[float]]:
+    places = [x for x, y in zip(points.x, points.y, strict=True) if y is not None]
+    return places, [y for y in points.y if y is not None]
 
 
 def _line(axis: Axes, points: Points) -> None:
-    there = [(x, y) for x, y in zip(points.x, points.y, strict=True) if y is not None]
-    xs, ys = zip(*there, strict=True) if there else ((), ())
-    style = {"linewidth": 0.9, "linestyle": points.dashes, "alpha": 0.45}
+    xs, ys = _numbers(points)
+    style: dict[str, Any] = {"linewidth": 0.9, "linestyle": points.dashes, "alpha": 0.45}
     axis.plot(xs, ys, color=points.color, zorder=2, **style)
-    look = {"facecolor": points.face, "edgecolor": points.color, "linewidth": 1.2}
+    look: dict[str, Any] = {"facecolor": points.face, "edgecolor": points.color, "linewidth": 1.2}
     axis.scatter(xs, ys, s=26, marker=points.marker, zorder=3, **look)
 
 
 def _bars(axis: Axes, points: Points, panel: Panel) -> None:
-    there = [
-        (_place(panel, points, x), y)
-        for x, y in zip(points.x, points.y, strict=True)
-        if y is not None
-    ]
-    xs, ys = zip(*there, strict=True) if there else ((), ())
-    look = {"facecolor": points.face, "edgecolor": points.color, "linewidth": 0.9}
-    axis.bar(xs, ys, 0.9 * GROUP / panel.most, hatch=points.hatch, **look)
+    xs, ys = _numbers(points)
+    middles = [_place(panel, points, x) for x in xs]
+    look: dict[str, Any] = {"facecolor": points.face, "edgecolor": points.color, "linewidth": 0.9}
+    axis.bar(middles, ys, 0.9 * GROUP / panel.most, hatch=points.hatch, **look)
 
 
 def _scale(axis: Axes, values: Sequence[float]) -> None:
@@ -216,15 +215,14 @@ def _scale(axis: Axes, values: Sequence[float]) -> None:
 
 def _words(axis: Axes, panel: Panel) -> None:
     """A word where a number is missing, in the colour of its series; once where it is all that there is."""
-    found: dict[int, list[tuple[float, str, str]]] = {}
+    by_x: dict[int, list[tuple[float, str, str]]] = {}
+    look: dict[str, Any] = {"rotation": 90, "ha": "center", "va": "bottom", "fontsize": 7}
     for points in panel.series:
         for x, word in zip(points.x, points.words, strict=True):
-            found.setdefault(x, []).append((_place(panel, points, x), word, points.color))
-    for x, said in found.items():
-        alike = len({word for _, word, _ in said}) == 1
-        for place, word, color in said[:1] if alike else said:
-            if not word:
-                continue
+            by_x.setdefault(x, []).append((_place(panel, points, x), word, points.color))
+    for x, words in by_x.items():
+        alike = len({word for _, word, _ in words}) == 1
+        for place, word, color in words[:1] if alike else words:
             at = (x if alike else place, 0.03)
-            look = {"rotation": 90, "ha": "center", "va": "bottom", "color": color, "fontsize": 7}
-            axis.annotate(word, at, xycoords=("data", "axes fraction"), **look)
+            if word:
+                axis.annotate(word, at, xycoords=("data", "axes fraction"), color=color, **look)

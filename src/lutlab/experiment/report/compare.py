@@ -24,12 +24,12 @@ from lutlab.experiment.artifact.outcome import (
     Cell,
     ClaimResult,
     Column,
+    PublishedRow,
     ResultTable,
-    Row,
 )
 from lutlab.experiment.artifact.pareto import Point, front
 from lutlab.experiment.artifact.predicted import VERDICT, Prediction, because, predicted
-from lutlab.experiment.artifact.rows import REAL
+from lutlab.experiment.artifact.rows import REAL, Scale
 from lutlab.experiment.plan.plan import PlannedCell, PlannedRow
 from lutlab.experiment.report import means, origins
 from lutlab.experiment.row.spelling import table_command
@@ -39,11 +39,11 @@ from lutlab.experiment.store.record import Record
 NOT_YET = "not measured yet"
 
 
-def tabulate(artifact: Artifact, rows: Sequence[PlannedRow], scale: str) -> ResultTable:
+def tabulate(artifact: Artifact, rows: Sequence[PlannedRow], scale: Scale) -> ResultTable:
     """Published beside measured, by the artifact's plain command."""
     columns = tuple(column_here(key, spec, rows) for key, spec in rows[0].columns.items())
     table_rows = [row_of(artifact, row, scale) for row in rows]
-    return assemble(artifact, columns, table_rows, scale, told_of(rows), records_of(rows))
+    return assemble(artifact, columns, table_rows, scale, notes_of(rows), records_of(rows))
 
 
 def records_of(rows: Sequence[PlannedRow]) -> list[Record]:
@@ -52,13 +52,13 @@ def records_of(rows: Sequence[PlannedRow]) -> list[Record]:
     return list({cell.cell_id: cell.record for cell in cells if cell.record}.values())
 
 
-def told_of(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
+def notes_of(rows: Sequence[PlannedRow]) -> dict[str, list[str]]:
     """Row key -> the options of its evaluators, and the examples that they left out."""
     return {
         row.key: [
-            said
+            note
             for cell in row.cells.values()
-            for said in cell_notes(cell.record, cell.evaluation.options_named)
+            for note in cell_notes(cell.record, cell.evaluation.options_named)
         ]
         for row in rows
     }
@@ -72,34 +72,29 @@ def cell_notes(record: Record | None, options: str) -> list[str]:
 def assemble(
     artifact: Artifact,
     columns: Sequence[Column],
-    rows: Sequence[Row],
-    scale: str,
-    told: Mapping[str, Sequence[str]],
+    rows: Sequence[PublishedRow],
+    scale: Scale,
+    notes: Mapping[str, Sequence[str]],
     records: Sequence[Record],
 ) -> ResultTable:
-    """An artifact's table of these rows: the Pareto fronts found, the claims judged, the notes written.
+    """An artifact's table of all or some of its rows: the Pareto fronts found, the claims judged, the notes written.
 
-    Args:
-        artifact: artifact of the rows.
-        columns: columns in the artifact's order.
-        rows: all of the table or some, not marked as on a front.
-        scale: embedded, small, real or paper.
-        told: row key -> notes: the options of its evaluators in the command line's spelling, examples without a value.
-        records: records of the cells, each once.
+    Columns are in the artifact's order, notes by row key as `notes_of` has them, records each once.
     """
-    curve, of = artifact.curve(scale), artifact.predictions()
+    curve, predictions = artifact.curve(scale), artifact.predictions()
     rows = [
         dataclasses.replace(
             row,
             cells={
-                key: with_prediction(cell, of.get((row.key, key)), artifact.columns[key])
+                key: with_prediction(cell, predictions.get((row.key, key)), artifact.columns[key])
                 for key, cell in row.cells.items()
             },
         )
         for row in rows
     ]
     rows = _beside_full_precision(artifact, means.with_means(artifact, columns, rows, scale), scale)
-    rows = _with_fronts(rows, curve) if curve and curve.front else tuple(rows)
+    if curve and curve.front:
+        rows = _with_fronts(rows, curve)
     return ResultTable(
         artifact=artifact.name,
         title=artifact.title,
@@ -108,9 +103,9 @@ def assemble(
         scale=scale,
         command=table_command(artifact.name, ()),
         columns=tuple(columns),
-        rows=rows,
+        rows=tuple(rows),
         claims=_claims(artifact, rows, curve),
-        notes=(*_notes(artifact, scale), *options(told)),
+        notes=(*_notes(artifact, scale), *options(notes)),
         origins=origins.lines(records),
         provenance=origins.facts(records),
         curve=curve,
@@ -118,12 +113,14 @@ def assemble(
     )
 
 
-def _beside_full_precision(artifact: Artifact, rows: Sequence[Row], scale: str) -> list[Row]:
+def _beside_full_precision(
+    artifact: Artifact, rows: Sequence[PublishedRow], scale: Scale
+) -> list[PublishedRow]:
     """The rows with their differences to the first measured one of their model in full precision."""
-    of_none = {row.key for row in artifact.rows(scale) if "method=none" in row.overrides}
-    full: dict[str, Row] = {}
+    unquantized = {row.key for row in artifact.rows(scale) if "method=none" in row.overrides}
+    full: dict[str, PublishedRow] = {}
     for row in rows:
-        if row.key in of_none and any(cell.measured is not None for cell in row.cells.values()):
+        if row.key in unquantized and any(cell.measured is not None for cell in row.cells.values()):
             full.setdefault(row.model, row)
     columns = _of_quality(artifact.columns)
     return [_beside(row, full.get(row.model), columns) for row in rows]
@@ -138,7 +135,7 @@ def _of_quality(columns: Mapping[str, ColumnSpec]) -> list[str]:
     ]
 
 
-def _with_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
+def _with_fronts(rows: Sequence[PublishedRow], curve: Curve) -> tuple[PublishedRow, ...]:
     """The rows, each saying whether its measured point is on the front of its group."""
     groups: dict[str, dict[str, Point]] = {}
     for row in rows:
@@ -160,7 +157,7 @@ def _with_fronts(rows: Sequence[Row], curve: Curve) -> tuple[Row, ...]:
     )
 
 
-def _notes(artifact: Artifact, scale: str) -> Iterator[str]:
+def _notes(artifact: Artifact, scale: Scale) -> Iterator[str]:
     yield from artifact.notes
     if scale == "real":
         yield (
@@ -176,15 +173,15 @@ def _notes(artifact: Artifact, scale: str) -> Iterator[str]:
             yield f"{column.title}: {column.note}"
 
 
-def options(told: Mapping[str, Sequence[str]]) -> list[str]:
+def options(notes: Mapping[str, Sequence[str]]) -> list[str]:
     """Options that evaluators were given, by row where rows differ."""
-    said: dict[str, list[str]] = {}
-    for row, options in told.items():
+    rows: dict[str, list[str]] = {}
+    for row, options in notes.items():
         for name in dict.fromkeys(options):
-            said.setdefault(name, []).append(row)
+            rows.setdefault(name, []).append(row)
     return [
-        f"measured with {name}" + ("" if len(keys) == len(told) else f": {', '.join(keys)}")
-        for name, keys in said.items()
+        f"measured with {name}" + ("" if len(keys) == len(notes) else f": {', '.join(keys)}")
+        for name, keys in rows.items()
         if name
     ]
 
@@ -193,14 +190,14 @@ def troubled(record: Record | None) -> str:
     """Examples that were cut or left out (evaluators/harness), as a note says it; empty where there are none."""
     facts = record.facts if record else {}
     kinds = {"cut": "cut", "unfit": "unfit and left out", "not_finite": "not finite and left out"}
-    said = [
+    troubles = [
         f"{len(places)} {how} ({', '.join(map(str, places[:5]))}{', …' if len(places) > 5 else ''})"
         for name, how in kinds.items()
         if (places := facts.get(name))
     ]
-    if not said:
+    if not troubles:
         return ""
-    return f"examples of {facts['protocol']} that were not scored whole, by their place: {', '.join(said)}"
+    return f"examples of {facts['protocol']} that were not scored whole, by their place: {', '.join(troubles)}"
 
 
 def other_texts(record: Record | None) -> list[str]:
@@ -218,20 +215,20 @@ def tuned_badly(record: Record | None) -> str:
     """A tuning that diverged or improved nothing, as a note says it; empty where it did neither."""
     tuning = (record.facts if record else {}).get("tuning", {})
     blocks = [curve for curve in tuning.get("blocks", ()) if curve]  # empty of one left unquantized
-    kept = [curve["kept_step"] for curve in (tuning, *blocks) if "kept_step" in curve]
+    steps = [curve["kept_step"] for curve in (tuning, *blocks) if "kept_step" in curve]
     if tuning.get("diverged"):
-        return f"a tuning that diverged, of which step {kept[0]} of {tuning['steps']} is kept"
+        return f"a tuning that diverged, of which step {steps[0]} of {tuning['steps']} is kept"
     if diverged := sum(curve["diverged"] for curve in blocks):
         return f"a tuning that diverged in {diverged} of {len(blocks)} blocks, whose best states are kept"
-    return (
-        "a tuning that improved nothing, so that it is as without" if kept and not any(kept) else ""
-    )
+    in_vain = steps and not any(steps)
+    return "a tuning that improved nothing, so that it is as without" if in_vain else ""
 
 
 def column_of(
     key: str, spec: ColumnSpec, measured_on: str, records: Sequence[Record | None]
 ) -> Column:
     """A column of a table; `measured_on` labels the text really evaluated, `records` are those of its cells."""
+    metric = metric_of(registry.lookup("evaluator", spec.evaluator), spec.metric)
     return Column(
         key=key,
         title=spec.title,
@@ -240,16 +237,11 @@ def column_of(
         measured_on=measured_on,
         published=spec.published,
         lower_is_better=spec.lower_is_better,
-        proportion=_is_proportion(spec),
+        proportion=metric is not None and metric.unit == "accuracy",
         cited=cite(spec.cited) if spec.cited else "",
         metric=spec.metric,
         machine=origins.machine(spec, records),
     )
-
-
-def _is_proportion(spec: ColumnSpec) -> bool:
-    metric = metric_of(registry.lookup("evaluator", spec.evaluator), spec.metric)
-    return metric is not None and metric.unit == "accuracy"
 
 
 def column_here(key: str, spec: ColumnSpec, rows: Sequence[PlannedRow]) -> Column:
@@ -270,40 +262,37 @@ def _protocol_label(text: TextSpec | None) -> str:
     return f"{name}{window}{f', first {text.limit} {unit}' if text.limit else ''}"
 
 
-def row_of(artifact: Artifact | None, row: PlannedRow, scale: str) -> Row:
+def row_of(artifact: Artifact | None, row: PlannedRow, scale: Scale) -> PublishedRow:
     """A planned row as measured; of a sweep, `artifact` None, there is nothing to compare it with."""
-    own_model = artifact is None or (
-        scale == "paper" and _public(artifact)[row.key] and not _on_other_kernels(row)
-    )
-    published = artifact.numbers().get(row.key, {}) if artifact else {}
+    published, own_model = {}, True
+    if artifact:
+        published = artifact.numbers().get(row.key, {})
+        # The papers' products are of GPU kernels.
+        on_cpu = isinstance(row.spec, ProductRun) and row.spec.device == "cpu"
+        own_model = scale == "paper" and not on_cpu and row.key in _public(artifact)
     cells = {
         key: _cell(key, spec, row.cells[key], row, published.get(key), own_model)
         for key, spec in row.columns.items()
     }
     records = [cell.record for cell in row.cells.values()]
     labels, device = origins.labels(row.labels, records), origins.device(records)
-    return Row(row.key, labels, row.spec.name, not own_model, cells, device=device)
+    return PublishedRow(row.key, labels, row.spec.name, not own_model, cells, device=device)
 
 
-def with_prediction(cell: Cell, of: Prediction | None, spec: ColumnSpec) -> Cell:
+def _public(artifact: Artifact) -> set[str]:
+    return {row.key for row in artifact.rows("paper") if row.public}
+
+
+def with_prediction(cell: Cell, settings: Prediction | None, spec: ColumnSpec) -> Cell:
     """The cell with what is predicted for it, which is its verdict where it cannot be measured here."""
-    if of is None:
+    if settings is None:
         return cell
-    value, note = predicted(of, spec.factor)
+    value, note = predicted(settings, spec.factor)
     if cell.verdict != "not run" or cell.note == NOT_YET:
         return dataclasses.replace(cell, predicted=value)
     return dataclasses.replace(
         cell, predicted=value, verdict=VERDICT, note=because(note, cell.note)
     )
-
-
-def _on_other_kernels(row: PlannedRow) -> bool:
-    """A product on a CPU: the papers' are GPU kernels."""
-    return isinstance(row.spec, ProductRun) and row.spec.device == "cpu"
-
-
-def _public(artifact: Artifact) -> dict[str, bool]:
-    return {row.key: row.public for row in artifact.rows("paper")}
 
 
 def _cell(
@@ -327,15 +316,15 @@ def _cell(
         return Cell(key, published, None, "not run", reason, cell.cell_id)
     value = cell.record.values[spec.metric] * spec.factor
     verdict, note = _verdict(spec, cell, row, value, published, own_model)
-    of = chance(cell.record, spec)
-    return Cell(key, published, value, verdict, note, cell.cell_id, **of)
+    fields = chance(cell.record, spec)
+    return Cell(key, published, value, verdict, note, cell.cell_id, **fields)
 
 
 def chance(record: Record, spec: ColumnSpec) -> dict[str, Any]:
     """The fields of a measured cell that say what its number rests on: n, sources, shares."""
     shares = {
-        source: tuple(spec.factor * share for share in own)
-        for source, own in noise.shares_of(record, spec.metric).items()
+        source: tuple(spec.factor * share for share in parts)
+        for source, parts in noise.shares_of(record, spec.metric).items()
     }
     return {"n": record.n, "sources": (f"{record.cell_id} {spec.metric}",), "shares": shares}
 
@@ -361,7 +350,7 @@ def _verdict(
 
 
 def _claims(
-    artifact: Artifact, rows: Sequence[Row], curve: Curve | None
+    artifact: Artifact, rows: Sequence[PublishedRow], curve: Curve | None
 ) -> tuple[ClaimResult, ...]:
     """Judge every claim; one of rows that this run or its scale leaves out is undecidable, not unknown.
 
@@ -389,20 +378,15 @@ def _number(value: float | str | None) -> float | None:
 # ---- a sweep of one's own: beside full precision, quality over stored size with its front ----
 
 
-def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: str) -> ResultTable:
-    """The table of a sweep.
-
-    Args:
-        name: name of the sweep and of its folder.
-        rows: rows with their plans and records, those in full precision among them.
-        scale: embedded, small, real or paper.
-        command: the one that was typed.
-    """
+def tabulate_sweep(
+    name: str, rows: Sequence[PlannedRow], scale: Scale, command: str
+) -> ResultTable:
+    """The table of a sweep, whose rows in full precision are among the others; `command` is the one that was typed."""
     columns = tuple(column_here(key, spec, rows) for key, spec in rows[0].columns.items())
-    found = {row.key: row_of(None, row, scale) for row in rows}
+    by_key = {row.key: row_of(None, row, scale) for row in rows}
     columns_beside = _of_quality(rows[0].columns)
     table_rows = tuple(
-        _beside(found[row.key], found.get(row.baseline), columns_beside) for row in rows
+        _beside(by_key[row.key], by_key.get(row.baseline), columns_beside) for row in rows
     )
     curve, records = _size_against_quality(rows), records_of(rows)
     if curve:
@@ -417,19 +401,21 @@ def tabulate_sweep(name: str, rows: Sequence[PlannedRow], scale: str, command: s
         columns=columns,
         rows=table_rows,
         claims=(),
-        notes=tuple(options(told_of(rows))),
+        notes=tuple(options(notes_of(rows))),
         origins=origins.lines(records),
         provenance=origins.facts(records),
         curve=curve,
     )
 
 
-def _beside(row: Row, baseline: Row | None, columns: Sequence[str]) -> Row:
+def _beside(
+    row: PublishedRow, baseline: PublishedRow | None, columns: Sequence[str]
+) -> PublishedRow:
     """The row with the full-precision numbers of its model in some columns."""
     if baseline is None or baseline.key == row.key:
         return row
-    found = {key: _difference(row.cells[key], baseline.cells[key]) for key in columns}
-    return dataclasses.replace(row, cells={**row.cells, **found})
+    differences = {key: _difference(row.cells[key], baseline.cells[key]) for key in columns}
+    return dataclasses.replace(row, cells={**row.cells, **differences})
 
 
 def _difference(cell: Cell, baseline: Cell) -> Cell:
@@ -446,8 +432,9 @@ def _size_against_quality(rows: Sequence[PlannedRow]) -> Curve | None:
     quality = next((key for key, spec in columns.items() if spec.text), None)
     if quality is None or SIZE not in columns:
         return None
-    larger = tuple(not columns[key].lower_is_better for key in (SIZE, quality))
+    larger = (not columns[SIZE].lower_is_better, not columns[quality].lower_is_better)
     several = len({row.spec.name for row in rows}) > 1
-    own = [axis for axis in rows[0].labels if axis not in ("Model", "q", "g")]  # what else differs
-    series = ("Model", *own) if several else tuple(own)
+    # What differs beside the widths.
+    axes = [axis for axis in rows[0].labels if axis not in ("Model", "q", "g")]
+    series = ("Model", *axes) if several else tuple(axes)
     return Curve(x=SIZE, y=quality, series=series, larger=larger, per=1, baseline="*/none/*")

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lutlab.experiment.artifact.artifact import Curve
-from lutlab.experiment.artifact.outcome import Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Column, PublishedRow, ResultTable
 from lutlab.experiment.report import style
 from lutlab.experiment.report.style import INK, MARKERS, MUTED, PAPER, SERIES, scale_y
 
@@ -29,18 +29,19 @@ Point = tuple[float, float]
 class Dot(NamedTuple):
     """A point: its row, its column of x, its series, and where it is drawn."""
 
-    row: Row
+    row: PublishedRow
     column: str
     series: str
     point: Point
 
 
-def draw(table: ResultTable) -> Figure:
-    """Draw the panels; call it within the style."""
+def draw(table: ResultTable, curve: Curve) -> Figure:
+    """Draw the panels of the table's curve; call it within the style."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    curve, columns = table.curve, {column.key: column for column in table.columns}
-    panels: dict[str, list[Row]] = {}
+    columns = {column.key: column for column in table.columns}
+    panels: dict[str, list[PublishedRow]] = {}
     for row in table.rows:
         panels.setdefault(row.labels.get(curve.panel, ""), []).append(row)
     dots = _dots(table.rows, curve, columns)
@@ -48,20 +49,19 @@ def draw(table: ResultTable) -> Figure:
     width = max(NARROWEST, PANEL[0] * len(panels))
     room = width / len(panels) - 0.8
     titles = [style.fit(_title(rows, curve), room, style.PANEL_SIZE) for rows in panels.values()]
-    head = _head(table)
+    head = _head(table, curve, columns)
     labels = [*names, "Pareto front", "full precision", HOLLOW]
     tall = PANEL[1] + max(style.height(title, style.PANEL_SIZE) for title in titles)
     tall += style.height(style.fit(head, width - 0.3, style.TITLE_SIZE), style.TITLE_SIZE)
     figure = Figure(
         figsize=(width, tall + style.legend_height(labels, width - 0.3) + 0.6),
-        layout="constrained",
+        layout=ConstrainedLayoutEngine(h_pad=0.06, wspace=0.04),
         facecolor=PAPER,
     )
-    figure.get_layout_engine().set(h_pad=0.06, wspace=0.04)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, rows, title in zip(axes, panels.values(), titles, strict=True):
         keys = {row.key for row in rows}
-        _panel(axis, rows, [dot for dot in dots if dot.row.key in keys], table, names)
+        _panel(axis, rows, [dot for dot in dots if dot.row.key in keys], curve, columns, names)
         axis.set_title(title, loc="left", fontsize=style.PANEL_SIZE)
         axis.set_xlabel(style.fit(_x_name(curve, columns), room, style.LABEL_SIZE))
     y = _axis_name(columns[curve.y], "degradation" if curve.degradation else "")
@@ -75,27 +75,27 @@ def named(axis: str, label: str) -> str:
     return f"{axis} {label}" if any(c.isalpha() for c in label) else f"{axis} = {label}"
 
 
-def _dots(rows: Sequence[Row], curve: Curve, columns: Mapping[str, Column]) -> list[Dot]:
+def _dots(rows: Sequence[PublishedRow], curve: Curve, columns: Mapping[str, Column]) -> list[Dot]:
     """Every point: of rows that are no baseline, measured on both axes."""
     models: dict[str, set[str]] = {}
     for row in rows:
         models.setdefault(_name(row, curve), set()).add(row.model)
     several = len(set().union(*models.values())) > 2
-    found = []
+    dots = []
     for key in (curve.x, *curve.beside):
         for row in rows:
-            cells = row.cells[key], row.cells[curve.y]
-            if fnmatchcase(row.key, curve.baseline) or None in [c.measured for c in cells]:
+            x, y = row.cells[key].measured, row.cells[curve.y].measured
+            if fnmatchcase(row.key, curve.baseline) or x is None or y is None:
                 continue
             name = _name(row, curve)
             if several and len(models[name]) == 1 and not curve.panel:
                 name = f"{name}: ours {row.model}"
             name = f"{columns[key].title}, {name}" if curve.beside else name
-            found.append(Dot(row, key, name, tuple(cell.measured for cell in cells)))
-    return found
+            dots.append(Dot(row, key, name, (x, y)))
+    return dots
 
 
-def _name(row: Row, curve: Curve) -> str:
+def _name(row: PublishedRow, curve: Curve) -> str:
     """The series of a row: its labels, the model measured in place of the paper's where that is a stand-in."""
     words = []
     for title in curve.series:
@@ -107,27 +107,34 @@ def _name(row: Row, curve: Curve) -> str:
     return ", ".join(words)
 
 
-def _levels(rows: Sequence[Row], curve: Curve) -> dict[str, tuple[float, str]]:
+def _levels(rows: Sequence[PublishedRow], curve: Curve) -> dict[str, tuple[float, str]]:
     """Front group -> (y in full precision, model)."""
     return {
-        curve.front_of(row.key): (row.cells[curve.y].measured, row.model)
+        curve.front_of(row.key): (y, row.model)
         for row in rows
-        if fnmatchcase(row.key, curve.baseline) and row.cells[curve.y].measured is not None
+        if (y := row.cells[curve.y].measured) is not None and fnmatchcase(row.key, curve.baseline)
     }
 
 
-def _level_of(row: Row, curve: Curve, levels: dict[str, tuple[float, str]]) -> float | None:
+def _level_of(
+    row: PublishedRow, curve: Curve, levels: dict[str, tuple[float, str]]
+) -> float | None:
     """Level subtracted from a point: 0 unless degradation is drawn; one front has one level for all."""
     if not curve.degradation:
         return 0.0
-    found = levels.get(curve.front_of(row.key)) if curve.per else next(iter(levels.values()), None)
-    return found[0] if found else None
+    level = levels.get(curve.front_of(row.key)) if curve.per else next(iter(levels.values()), None)
+    return level[0] if level else None
 
 
 def _panel(
-    axis: Axes, rows: Sequence[Row], dots: Sequence[Dot], table: ResultTable, names: Sequence[str]
+    axis: Axes,
+    rows: Sequence[PublishedRow],
+    dots: Sequence[Dot],
+    curve: Curve,
+    columns: Mapping[str, Column],
+    names: Sequence[str],
 ) -> None:
-    curve, levels = table.curve, _levels(rows, table.curve)
+    levels = _levels(rows, curve)
     dots = [
         dot._replace(point=(dot.point[0], dot.point[1] - level))
         for dot in dots
@@ -136,7 +143,7 @@ def _panel(
     for i, name in enumerate(names):
         if members := [dot for dot in dots if dot.series == name]:
             _series(axis, members, curve, i)
-    _fronts(axis, dots, table)
+    _fronts(axis, dots, curve, columns[curve.x].title)
     xs, ys = ([dot.point[i] for dot in dots] for i in (0, 1))
     if not curve.degradation:
         ys += [level for level, _ in levels.values()]
@@ -146,14 +153,13 @@ def _panel(
             color = SERIES[names.index(of_group[0]) % len(SERIES)] if alone else MUTED
             axis.axhline(level, color=color, linestyle=":", linewidth=1.1, label="full precision")
     if not dots:
-        said = style.fit(_why_empty(rows, curve), PANEL[0] - 0.8, style.LABEL_SIZE)
-        where = {"ha": "center", "va": "center", "transform": axis.transAxes}
-        axis.text(0.5, 0.5, said, color=MUTED, **where)
+        reason = style.fit(_why_empty(rows, curve), PANEL[0] - 0.8, style.LABEL_SIZE)
+        axis.text(0.5, 0.5, reason, color=MUTED, ha="center", va="center", transform=axis.transAxes)
         axis.set(xticks=[], yticks=[])
     _scale(axis, xs, ys, curve)
 
 
-def _why_empty(rows: Sequence[Row], curve: Curve) -> str:
+def _why_empty(rows: Sequence[PublishedRow], curve: Curve) -> str:
     """The reasons of the cells that would be points."""
     cells = [row.cells[key] for row in rows for key in (curve.x, curve.y)]
     reasons = dict.fromkeys(c.note for c in cells if c.measured is None and c.note)
@@ -198,35 +204,33 @@ def _series(axis: Axes, dots: Sequence[Dot], curve: Curve, i: int) -> None:
             )
 
 
-def _fronts(axis: Axes, dots: Sequence[Dot], table: ResultTable) -> None:
+def _fronts(axis: Axes, dots: Sequence[Dot], curve: Curve, title: str) -> None:
     """Each group's front over x as a staircase: what is attainable between two of its points is the worse one's y."""
-    curve, groups = table.curve, {}
+    groups: dict[str, list[Point]] = {}
     for dot in dots:
         if dot.row.on_front and dot.column == curve.x:
             groups.setdefault(curve.front_of(dot.row.key), []).append(dot.point)
-    title = next(column.title for column in table.columns if column.key == curve.x)
     label = f"Pareto front, {title}" if curve.beside else "Pareto front"
-    for found in groups.values():
-        xs, ys = zip(*sorted(found), strict=True)
-        where = "pre" if curve.larger[0] else "post"
+    where: Literal["pre", "post"] = "pre" if curve.larger[0] else "post"
+    for points in groups.values():
+        xs, ys = zip(*sorted(points), strict=True)
         axis.step(xs, ys, where=where, color=INK, linewidth=1.1, alpha=0.8, zorder=5, label=label)
         axis.scatter(xs, ys, s=9, color=INK, linewidth=0, zorder=6)
 
 
-def _head(table: ResultTable) -> str:
+def _head(table: ResultTable, curve: Curve, columns: Mapping[str, Column]) -> str:
     """The table's title, and where another y is drawn than the paper's, what that one is here."""
-    curve, columns = table.curve, {column.key: column for column in table.columns}
     if not curve.in_place_of:
         return table.title
     ours, paper = columns[curve.y], columns[curve.in_place_of]
-    found = [row.cells[paper.key].measured for row in table.rows]
-    found = [value for value in found if value is not None]
+    measured = [row.cells[paper.key].measured for row in table.rows]
+    values = [value for value in measured if value is not None]
     what, _, unit = paper.unit.partition(", ")
-    span = f"is {min(found):.2g} to {max(found):.2g} {unit} here" if found else "is not measured"
+    span = f"is {min(values):.2g} to {max(values):.2g} {unit} here" if values else "is not measured"
     return f"{table.title}. Drawn: {ours.unit}, since {paper.title} {what} {span}"
 
 
-def _title(rows: Sequence[Row], curve: Curve) -> str:
+def _title(rows: Sequence[PublishedRow], curve: Curve) -> str:
     """Title of a panel: the owner of its points, where the legend does not name it."""
     if "Model" in curve.series:
         return ""
@@ -254,7 +258,7 @@ def _axis_name(column: Column, what: str = "") -> str:
 
 
 def _finish(figure: Figure, axes: Sequence[Axes], head: str) -> None:
-    entries = {}
+    entries: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)

@@ -75,8 +75,8 @@ def error_text(error: float | None, decimals: int) -> str:
     if not error:
         return "± 0"
     leading = math.floor(math.log10(error))
-    kept = max(0, -leading, min(decimals, 1 - leading))  # at least one digit, at most two
-    return f"± {number(error, kept)}"
+    shown = max(0, -leading, min(decimals, 1 - leading))  # at least one digit, at most two
+    return f"± {number(error, shown)}"
 
 
 def change(published: float, measured: float) -> str:

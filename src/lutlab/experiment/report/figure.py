@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lutlab.base.escapes import mapped_texts, visible
-from lutlab.experiment.artifact.outcome import Cell, Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Cell, Column, PublishedRow, ResultTable
 from lutlab.experiment.artifact.predicted import VERDICT as PREDICTED
 from lutlab.experiment.artifact.rows import OURS
 from lutlab.experiment.report import bars, curve, style
@@ -61,7 +61,7 @@ def inline(svg: bytes) -> str:
 def draw(table: ResultTable) -> Figure:
     """Draw the panels, or the curve where the table is a figure of the paper; call it within `STYLE`."""
     if table.curve:
-        return curve.draw(table)
+        return curve.draw(table, table.curve)
     layout = lay_out(table)
     bands = _contestants(table, layout) if table.one_axis else _columns_as_bands(table, layout)
     return _arranged(bands, table.title)
@@ -81,19 +81,19 @@ def _columns_as_bands(table: ResultTable, layout: Layout) -> list[list[Panel]]:
     for column in columns:
         paper, ours, guessed = _series(table, column, ticks, layout)
         name = _title(column, layout)
-        own = column.machine.startswith(("on ", "over "))  # a time of the row's kernel
-        place = " ".join(filter(None, (column.place, kernel if own else "")))
+        of_kernel = column.machine.startswith(("on ", "over "))  # a time of the row's kernel
+        place = " ".join(filter(None, (column.place, kernel if of_kernel else "")))
         if apart:
             above = Panel(name, tuple(paper), names, in_order, named=False, side="paper")
             below, whose = f"{place or 'ours'}{_unit(column)}", "measured on stand-ins"
             if guessed and not ours:
                 below, whose = f"{PREDICTED}{_unit(column)}", "predicted, not measured"
-            shown = (*ours, *guessed)
-            bands.append([above, Panel(below, shown, ran, in_order, over=over, side=whose)])
+            below_paper = Panel(below, (*ours, *guessed), ran, in_order, over=over, side=whose)
+            bands.append([above, below_paper])
         else:
             title = f"{name} {place}".rstrip() if ours else name
-            shown = ran if ours else names
-            bands.append([Panel(title, (*paper, *ours, *guessed), shown, in_order, over=over)])
+            series = (*paper, *ours, *guessed)
+            bands.append([Panel(title, series, ran if ours else names, in_order, over=over)])
     return bands
 
 
@@ -135,14 +135,13 @@ def _contestants(table: ResultTable, layout: Layout) -> list[list[Panel]]:
 
 
 def _measured(
-    name: str, cells: Sequence[Cell], i: int, rows: Sequence[Row], ticks: dict[str, str]
+    name: str, cells: Sequence[Cell], i: int, rows: Sequence[PublishedRow], ticks: dict[str, str]
 ) -> Points:
     """The i-th series of ours; one without any number says so by its name alone."""
+    x = _places(rows, ticks)
     if all(cell.measured is None for cell in cells):
-        name, shown = f"{name}: {cells[0].verdict}", [None] * len(cells)
-    else:
-        shown = [c.verdict if c.measured is None else c.measured for c in cells]
-    return _points(name, i, _places(rows, ticks), shown)
+        return _points(f"{name}: {cells[0].verdict}", i, x, [None] * len(cells))
+    return _points(name, i, x, [c.verdict if c.measured is None else c.measured for c in cells])
 
 
 def _points(
@@ -181,8 +180,8 @@ def _distinct(block: Block, names: dict[str, str]) -> bool:
 
 def _name(labels: Sequence[tuple[str, str]]) -> str:
     """`q4 g32`: short axes with their name, long ones without, dashes left out."""
-    said = [(axis, label) for axis, label in labels if label.strip("-– ")]
-    return " ".join(f"{axis}{label}" if len(axis) <= 2 else label for axis, label in said) or DASH
+    shown = [(axis, label) for axis, label in labels if label.strip("-– ")]
+    return " ".join(f"{axis}{label}" if len(axis) <= 2 else label for axis, label in shown) or DASH
 
 
 def _names(ticks: dict[str, str]) -> tuple[str, ...]:
@@ -191,20 +190,20 @@ def _names(ticks: dict[str, str]) -> tuple[str, ...]:
 
 def _kernels(table: ResultTable, ticks: dict[str, str]) -> tuple[tuple[str, ...], str]:
     """The configurations, each with the kernel that ran in the place of the paper's, or the one that ran in all."""
-    found: dict[str, set[str]] = {name: set() for name in ticks.values()}
+    kernels: dict[str, set[str]] = {name: set() for name in ticks.values()}
     if any(column.machine for column in table.columns):
         for row in table.rows:
             if row.key in ticks and row.labels.get(OURS):
-                found[ticks[row.key]].add(row.labels[OURS])
-    every = set().union(*found.values())
+                kernels[ticks[row.key]].add(row.labels[OURS])
+    every = set().union(*kernels.values())
     if len(every) == 1:
         return _names(ticks), f"by {every.pop()}"
     return tuple(
-        f"{name}: {next(iter(ran))}" if len(ran) == 1 else name for name, ran in found.items()
+        f"{name}: {next(iter(ran))}" if len(ran) == 1 else name for name, ran in kernels.items()
     ), ""
 
 
-def _places(rows: Sequence[Row], ticks: dict[str, str]) -> tuple[int, ...]:
+def _places(rows: Sequence[PublishedRow], ticks: dict[str, str]) -> tuple[int, ...]:
     positions = {name: i for i, name in enumerate(_names(ticks))}
     return tuple(positions[ticks[row.key]] for row in rows)
 
@@ -212,9 +211,7 @@ def _places(rows: Sequence[Row], ticks: dict[str, str]) -> tuple[int, ...]:
 def _series(
     table: ResultTable, column: Column, ticks: dict[str, str], layout: Layout
 ) -> tuple[list[Points], list[Points], list[Points]]:
-    """The paper's series, ours and the predicted ones, one each per block of rows; a stand-in of several models is
-    drawn once.
-    """
+    """The paper's series, ours and the predicted, one each a block of rows; a stand-in of several models once."""
     rows = {row.key: row for row in table.rows}
     grid = layout.main if layout.main.heads else layout.reference
     paper: list[Points] = []
@@ -237,12 +234,12 @@ def _series(
     return paper, list(ours.values()), guessed
 
 
-def _label(row: Row) -> str:
+def _label(row: PublishedRow) -> str:
     """`Model LLaMA-7B`, `m = 12288`: the first label under the name of its axis."""
     return next((curve.named(axis, label) for axis, label in row.labels.items()), row.key)
 
 
-def _measured_name(row: Row) -> str:
+def _measured_name(row: PublishedRow) -> str:
     return f"{row.model} (stand-in)" if row.stand_in else row.model or _label(row)
 
 
@@ -252,6 +249,7 @@ def _measured_name(row: Row) -> str:
 def _arranged(bands: Sequence[Sequence[Panel]], title: str) -> Figure:
     """The bands side by side, panels of a band below one another, as wide as their bars and names need."""
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels = [panel for band in bands for panel in band]
     wide = max(panel.width for panel in panels)
@@ -271,8 +269,8 @@ def _arranged(bands: Sequence[Sequence[Panel]], title: str) -> Figure:
     tall = down * (PANEL_HEIGHT + above) + down // deep * below
     tall += style.legend_height(list(entries), width - 0.3)
     tall += style.height(style.fit(title, width - 0.3, style.TITLE_SIZE), style.TITLE_SIZE) + 0.2
-    figure = Figure(figsize=(width, tall), layout="constrained", facecolor=PAPER)
-    figure.get_layout_engine().set(hspace=0.03, wspace=0.04, h_pad=0.06)
+    engine = ConstrainedLayoutEngine(hspace=0.03, wspace=0.04, h_pad=0.06)
+    figure = Figure(figsize=(width, tall), layout=engine, facecolor=PAPER)
     axes = figure.subplots(down, across, squeeze=False)
     for i, band in enumerate(bands):
         row, at = divmod(i, across)

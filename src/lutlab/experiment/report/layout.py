@@ -14,12 +14,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeGuard
 
 from lutlab.base.escapes import mapped_texts, visible
-from lutlab.experiment.artifact.outcome import TRIED, Cell, ClaimResult, Column, ResultTable, Row
+from lutlab.experiment.artifact.outcome import (
+    TRIED,
+    Cell,
+    ClaimResult,
+    Column,
+    PublishedRow,
+    ResultTable,
+)
 from lutlab.experiment.artifact.predicted import VERDICT
 from lutlab.experiment.report.digits import (
     change,
@@ -189,18 +197,18 @@ def lay_out(table: ResultTable) -> Layout:
     reference = [c for c in table.columns if c not in main]
     axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
     foot: dict[str, str] = {}  # text -> its mark, in the order of their first use
-    of_reference: dict[str, str] = {}
+    foot_of_reference: dict[str, str] = {}
     headed = _headed(table.rows)
     main_grid = _grid(table, main, axes, headed, foot)
-    reference_grid = _grid(table, reference, axes, headed, of_reference)
-    reasons = _footnotes(of_reference)
+    reference_grid = _grid(table, reference, axes, headed, foot_of_reference)
+    reasons = _footnotes(foot_of_reference)
     if len(reasons) == 1 and _all_marked(reference_grid):
         # One reason for all: say it once, without marks.
-        reasons = tuple(of_reference)
+        reasons = tuple(foot_of_reference)
         reference_grid = _grid(table, reference, axes, headed, None)
     from_paper = bool(table.citation) or any(column.published for column in table.columns)
     footnotes = _footnotes(foot)
-    said = (*reasons, *footnotes)
+    texts = (*reasons, *footnotes)
     laid_out = Layout(
         artifact=table.artifact,
         title=table.title,
@@ -219,7 +227,7 @@ def lay_out(table: ResultTable) -> Layout:
         legend=_legend(main_grid),
         footnotes=footnotes,
         claims=table.claims,
-        notes=tuple(note for note in table.notes if not any(note in text for text in said)),
+        notes=tuple(note for note in table.notes if not any(note in text for text in texts)),
         origins=table.origins,
         provenance=tuple(table.provenance.items()),
     )
@@ -241,12 +249,12 @@ def _shortened(table: ResultTable) -> tuple[ResultTable, str]:
     return dataclasses.replace(table, rows=shown), sentence
 
 
-def _must_show(row: Row, baseline: str) -> bool:
+def _must_show(row: PublishedRow, baseline: str) -> bool:
     tried = any(cell.verdict in TRIED for cell in row.cells.values())
     return fnmatchcase(row.key, baseline) or tried or _is_printed(row)
 
 
-def _is_printed(row: Row) -> bool:
+def _is_printed(row: PublishedRow) -> bool:
     return any(cell.published is not None for cell in row.cells.values())
 
 
@@ -275,30 +283,30 @@ def _in_main(table: ResultTable, column: Column) -> bool:
     return tried or all(cell.published in (None, "") for cell in cells)
 
 
-def _first_label(row: Row) -> str:
+def _first_label(row: PublishedRow) -> str:
     return next(iter(row.labels.values()), "")
 
 
-def _runs(rows: Sequence[Row]) -> list[list[Row]]:
+def _runs(rows: Sequence[PublishedRow]) -> list[list[PublishedRow]]:
     """Consecutive rows with the same first label, measured on the same model."""
     keyed = itertools.groupby(rows, key=lambda row: (_first_label(row), row.model, row.stand_in))
     return [list(group) for _, group in keyed]
 
 
-def _headed(rows: Sequence[Row]) -> bool:
+def _headed(rows: Sequence[PublishedRow]) -> bool:
     same_axis = len({next(iter(row.labels), "") for row in rows}) == 1
     several = all(len(row.labels) > 1 for row in rows)
     return same_axis and several and len(_runs(rows)) < len(rows)
 
 
-def _telling(rows: Sequence[Row], axes: tuple[str, ...]) -> int:
+def _telling(rows: Sequence[PublishedRow], axes: tuple[str, ...]) -> int:
     for n in range(1, len(axes)):
         if len({tuple(row.labels.get(axis) for axis in axes[:n]) for row in rows}) == len(rows):
             return n
     return len(axes)
 
 
-def _heading(row: Row) -> tuple[str, str]:
+def _heading(row: PublishedRow) -> tuple[str, str]:
     axis, label = next(iter(row.labels.items()))
     name = label if any(c.isalpha() for c in label) else f"{axis} = {label}"
     if row.stand_in:
@@ -352,8 +360,11 @@ def _is_predicted(cells: Iterable[Cell]) -> bool:
     return VERDICT in verdicts and verdicts <= {VERDICT, "not run"}
 
 
-def _printer(table: ResultTable, column: Column, foot: dict[str, str] | None):
-    """A function (row, cell) -> Entry with the column's number of decimals."""
+_Printer = Callable[[PublishedRow, Cell], Entry]
+
+
+def _printer(table: ResultTable, column: Column, foot: dict[str, str] | None) -> _Printer:
+    """What makes entries with the column's number of decimals."""
     cells = [row.cells[column.key] for row in table.rows]
     printed = printed_decimals(cell.published for cell in cells)
     ours = measured_decimals(
@@ -365,23 +376,26 @@ def _printer(table: ResultTable, column: Column, foot: dict[str, str] | None):
 
     def ours_of(cell: Cell) -> str:
         if cell.measured is not None:
-            return _beside(cell, ours)
+            return f"{number(cell.measured, ours)}{_difference(cell, ours)}"
         if cell.verdict == VERDICT:
             value = cell.predicted
             return f"{PREDICTION} {number(value, ours) if _is_number(value) else value}"
         return WORDS.get(cell.verdict, cell.verdict)
 
-    def entry(row: Row, cell: Cell) -> Entry:
-        paper = number(cell.published, printed) if _is_number(cell.published) else cell.published
+    def entry(row: PublishedRow, cell: Cell) -> Entry:
+        paper, delta = cell.published, ""
+        if isinstance(paper, int | float):
+            if cell.measured is not None and cell.verdict in COMPARABLE:
+                delta = change(paper, cell.measured)
+            paper = number(paper, printed)
         measured = cell.measured is not None
         mark = MARKS.get(cell.verdict, (f"({cell.verdict})", ""))[0] if measured else ""
-        comparable = measured and _is_number(cell.published) and cell.verdict in COMPARABLE
         return Entry(
             paper=paper or DASH,
             ours=ours_of(cell),
             mark=mark,
             foot=_mark(foot, _reason(row, column, cell)),
-            delta=change(cell.published, cell.measured) if comparable else "",
+            delta=delta,
             verdict=cell.verdict,
             note=cell.note,
             measured=measured,
@@ -391,25 +405,24 @@ def _printer(table: ResultTable, column: Column, foot: dict[str, str] | None):
     return entry
 
 
-def _beside(cell: Cell, decimals: int) -> str:
-    """`30.14 (+2.95 ± 0.11)`: a measured number and, in a sweep of one's own, its difference to full precision."""
-    text = number(cell.measured, decimals)
+def _difference(cell: Cell, decimals: int) -> str:
+    """` (+2.95 ± 0.11)`, after a number of a sweep of one's own: its difference to full precision."""
     if cell.difference is None:
-        return text
+        return ""
     size = number(abs(cell.difference.value), decimals)
     error = error_text(cell.difference_error, decimals)
-    return f"{text} ({'-' if cell.difference.value < 0 else '+'}{size}{error and ' '}{error})"
+    return f" ({'-' if cell.difference.value < 0 else '+'}{size}{error and ' '}{error})"
 
 
-def _is_number(value: float | str | None) -> bool:
+def _is_number(value: float | str | None) -> TypeGuard[float]:
     return isinstance(value, int | float)
 
 
-def _reason(row: Row, column: Column, cell: Cell) -> str:
+def _reason(row: PublishedRow, column: Column, cell: Cell) -> str:
     """The footnote of a cell: what neither the headings nor the difference printed beside the number say already."""
-    said = set(cell.note.split()) <= {"on", row.model, *column.measured_on.split()}
+    is_heading = set(cell.note.split()) <= {"on", row.model, *column.measured_on.split()}
     is_difference = cell.verdict in COMPARABLE and cell.note.rstrip().endswith("%")
-    if cell.measured is not None and (said or is_difference):
+    if cell.measured is not None and (is_heading or is_difference):
         return ""
     return f"{cell.verdict}: {cell.note}" if cell.note else ""
 
@@ -432,7 +445,7 @@ def _legend(grid: Grid) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _stand_ins(rows: Sequence[Row]) -> tuple[str, ...]:
+def _stand_ins(rows: Sequence[PublishedRow]) -> tuple[str, ...]:
     pairs = [f"{_first_label(row)} → {row.model}" for row in rows if row.stand_in]
     return tuple(dict.fromkeys(pairs))
 

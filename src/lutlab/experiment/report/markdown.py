@@ -38,8 +38,8 @@ def _differences(layouts: Mapping[str, Layout]) -> list[str]:
             }
             others = [n for n, sign in signs.items() if {sign, claim.sign} == {HOLDS, BREAKS}]
             if others:
-                said = f"{claim.sign} on {name}, {signs[others[0]]} on {', '.join(others)}: {claim.text}"
-                lines.append(said)
+                theirs = f"{signs[others[0]]} on {', '.join(others)}"
+                lines.append(f"{claim.sign} on {name}, {theirs}: {claim.text}")
     if not lines:
         return []
     why = (
@@ -119,7 +119,7 @@ def _claims(layout: Layout) -> str:
     return "\n".join(lines)
 
 
-def _list(lines: Sequence[str] | Iterable[str]) -> str:
+def _list(lines: Iterable[str]) -> str:
     return "\n".join(f"- {_escape(line)}" for line in lines)
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from lutlab.experiment.artifact.artifact import Artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
-from lutlab.experiment.artifact.outcome import Cell, Column, Row
-from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.artifact.outcome import Cell, Column, PublishedRow
+from lutlab.experiment.artifact.rows import ArtifactRow, Scale
 from lutlab.experiment.artifact.uncertain import mean as mean_of
 
 
@@ -21,34 +22,34 @@ def is_mean(row: ArtifactRow, spec: ColumnSpec) -> bool:
 
 
 def with_means(
-    artifact: Artifact, columns: Sequence[Column], rows: Sequence[Row], scale: str
-) -> list[Row]:
+    artifact: Artifact, columns: Sequence[Column], rows: Sequence[PublishedRow], scale: Scale
+) -> list[PublishedRow]:
     """The rows with their means, of cells that are all measured; others stay as they are."""
     known = {row.key: row for row in artifact.rows(scale)}
     other_text = {c.key for c in columns if c.measured_on != c.protocol}
-    found: dict[str, Row] = {row.key: row for row in rows}
+    by_key = {row.key: row for row in rows}
 
-    def mean(row: Row, cell: Cell, sources: Sequence[Cell]) -> Cell:
+    def mean(row: PublishedRow, cell: Cell, sources: Sequence[Cell]) -> Cell:
         other = row.stand_in or not other_text.isdisjoint(source.column for source in sources)
         return _mean(cell, artifact.columns[cell.column], sources, row.model if other else "")
 
-    for key, row in found.items():
-        wanted = known[key].mean_of
-        if wanted and all(other in found for other in wanted):
+    for key, row in by_key.items():
+        others = known[key].mean_of
+        if others and all(other in by_key for other in others):
             cells = {
-                name: mean(row, cell, [found[other].cells[name] for other in wanted])
+                name: mean(row, cell, [by_key[other].cells[name] for other in others])
                 for name, cell in row.cells.items()
             }
-            found[key] = dataclasses.replace(row, cells=cells)
-    for key, row in found.items():
+            by_key[key] = dataclasses.replace(row, cells=cells)
+    for key, row in by_key.items():
         cells = {
             name: mean(row, cell, [row.cells[other] for other in spec.mean_of])
             if (spec := artifact.columns[name]).mean_of
             else cell
             for name, cell in row.cells.items()
         }
-        found[key] = dataclasses.replace(row, cells=cells)
-    return list(found.values())
+        by_key[key] = dataclasses.replace(row, cells=cells)
+    return list(by_key.values())
 
 
 def _mean(cell: Cell, spec: ColumnSpec, sources: Sequence[Cell], stand_in: str) -> Cell:
@@ -57,13 +58,13 @@ def _mean(cell: Cell, spec: ColumnSpec, sources: Sequence[Cell], stand_in: str) 
     if len(numbers) < len(sources) or not numbers:
         return cell
     mean = mean_of(numbers)
-    of = {"sources": mean.sources, "shares": mean.shares}
-    verdict = compared(spec, mean.value, cell.published)
+    verdict, note = compared(spec, mean.value, cell.published), ""
     if "synthetic weights" in {source.verdict for source in sources}:
         verdict = "synthetic weights"
     elif stand_in and verdict != "measured only":
-        return Cell(cell.column, cell.published, mean.value, "stand-in", stand_in, **of)
-    return Cell(cell.column, cell.published, mean.value, verdict, **of)
+        verdict, note = "stand-in", stand_in
+    chance: dict[str, Any] = {"sources": mean.sources, "shares": mean.shares}
+    return Cell(cell.column, cell.published, mean.value, verdict, note, **chance)
 
 
 def compared(spec: ColumnSpec, value: float, published: float | str | None) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from lutlab.base import registry
 from lutlab.experiment.artifact.columns import ColumnSpec
@@ -29,13 +30,15 @@ COUNTED = re.compile(r"megabytes_|ratio_|bits_per_weight|group_size|.*_mb$")
 
 def lines(records: Iterable[Record]) -> tuple[str, ...]:
     """The lines of the module's head; none without records."""
-    told = [dict(_said(record)) for record in records]
-    if not told:
+    of_records = [dict(_words(record)) for record in records]
+    if not of_records:
         return ()
-    shared = [fact for fact in told[0].items() if all(fact in one.items() for one in told)]
-    head = f"{_cells(len(told), 'all ')}: {', '.join(text for _, text in shared)}"
+    first = of_records[0].items()
+    shared = [fact for fact in first if all(fact in words.items() for words in of_records)]
+    head = f"{_cells(len(of_records), 'all ')}: {', '.join(text for _, text in shared)}"
     differing = collections.Counter(
-        ", ".join(text for fact, text in one.items() if (fact, text) not in shared) for one in told
+        ", ".join(text for fact, text in words.items() if (fact, text) not in shared)
+        for words in of_records
     )
     if len(differing) == 1:
         return (head,)
@@ -45,24 +48,23 @@ def lines(records: Iterable[Record]) -> tuple[str, ...]:
 
 def facts(records: Sequence[Record]) -> dict[str, str]:
     """Every fact of the records' provenance, with how many records say so where they differ."""
-    said: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for record in records:
         for name, value in flatten("", record.provenance):
-            said[name][value] += 1
-    times = sorted(said.pop("measured_at", ()))
-    found = {"records": str(len(records))} if records else {}
-    for name, values in said.items():
+            counts[name][value] += 1
+    times = sorted(counts.pop("measured_at", ()))
+    texts = {"records": str(len(records))} if records else {}
+    for name, values in counts.items():
         several = len(values) > 1 or values.total() < len(records)
-        told = [f"{v} ({n})" if several else v for v, n in values.most_common()]
-        found[name] = ", ".join(told)
-    return found | ({"measured_at": f"{times[0]} to {times[-1]}"} if times else {})
+        texts[name] = ", ".join(f"{v} ({n})" if several else v for v, n in values.most_common())
+    return texts | ({"measured_at": f"{times[0]} to {times[-1]}"} if times else {})
 
 
 def _cells(n: int, every: str = "") -> str:
     return "1 cell" if n == 1 else f"{every}{n} cells"
 
 
-def _said(record: Record) -> Iterator[tuple[str, str]]:
+def _words(record: Record) -> Iterator[tuple[str, str]]:
     """Fact -> its words, in the order of a line; what a record does not say is unknown, or left out."""
     about, run = record.provenance, record.run
     yield "commit", _commit(about)
@@ -79,16 +81,16 @@ def _said(record: Record) -> Iterator[tuple[str, str]]:
         yield "dtype", f"{run['dtype']} on {run['device']}"
 
 
-def _commit(about: Mapping[str, object]) -> str:
+def _commit(about: Mapping[str, Any]) -> str:
     """`commit 8f59b9a2a7f3`; of changed files, or without a commit, the digest of the sources that ran."""
     commit, dirty, sources = (about.get(key) for key in ("git_commit", "git_dirty", "sources"))
     if commit and dirty is False:
         return f"commit {str(commit)[:_DIGITS]}"
-    of = f" (sources {sources})" if sources else ""
+    digest = f" (sources {sources})" if sources else ""
     if commit:
-        return f"commit {str(commit)[:_DIGITS]} and changed files{of}"
+        return f"commit {str(commit)[:_DIGITS]} and changed files{digest}"
     version = dict(about.get("versions") or {}).get("lutlab")
-    return f"commit {UNKNOWN}, lutlab {version or UNKNOWN}{of}"
+    return f"commit {UNKNOWN}, lutlab {version or UNKNOWN}{digest}"
 
 
 def flatten(prefix: str, value: object) -> Iterator[tuple[str, str]]:
@@ -108,7 +110,7 @@ def device(records: Iterable[Record | None]) -> str:
     return next((r.run["device"] for r in records if r and "device" in r.run), "")
 
 
-def labels(given: Mapping[str, str], records: Iterable[Record | None]) -> dict[str, str]:
+def labels(axes: Mapping[str, str], records: Iterable[Record | None]) -> dict[str, str]:
     """The labels of a row, that of ours with the kernel that multiplied where the row is a product."""
     names = {
         name: None
@@ -116,14 +118,12 @@ def labels(given: Mapping[str, str], records: Iterable[Record | None]) -> dict[s
         if r and "shapes" in r.run
         for name in map(_short, r.facts.get("kernel", ()))
     }
-    ours = "; ".join(filter(None, (given.get(OURS), " + ".join(names))))
-    return {**given, OURS: ours} if ours else dict(given)
+    ours = "; ".join(filter(None, (axes.get(OURS), " + ".join(names))))
+    return {**axes, OURS: ours} if ours else dict(axes)
 
 
 def _short(kernel: str) -> str:
-    """Short name of a kernel: `qigen q3 g128 m_b=1152 …, avx2, 2 threads` -> `qigen q3 g128`; the record has its
-    tuning.
-    """
+    """`qigen q3 g128 m_b=1152 …, avx2, 2 threads` -> `qigen q3 g128`: a kernel without its tuning."""
     return re.split(r",| \w+=", kernel)[0]
 
 

@@ -68,8 +68,8 @@ def print_plan(
     console.print(table)
     for reason in sorted({c.missing for row in rows for c in row.cells.values() if c.missing}):
         console.print(f"not run: {reason}", highlight=False)
-    for error in sorted(errors):
-        console.print(f"unknown: {error}", highlight=False)
+    for reason in sorted(errors):
+        console.print(f"unknown: {reason}", highlight=False)
     for line in _per_token(artifact, rows) if artifact else ():
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -120,16 +120,16 @@ def _per_token(artifact: Artifact, rows: Sequence[PlannedRow]) -> Iterator[str]:
     """A line for each row with predicted columns: milliseconds, memory, the least GPUs that hold the model."""
     predictions, heading = artifact.predictions(), ""
     for row in rows:
-        asked = [prediction for (key, _), prediction in predictions.items() if key == row.key]
-        if not asked:
+        settings = [prediction for (key, _), prediction in predictions.items() if key == row.key]
+        if not settings:
             continue
-        latencies, (_, note) = [latency(**prediction) for prediction in asked], predicted(asked[0])
+        latencies, (_, note) = [latency(**each) for each in settings], predicted(settings[0])
         if note != heading:
             yield f"\npredicted, of the paper's models, {note}:"
         heading = note
         times = ", ".join(f"{each.ms_per_token:.1f}" if each.fits else OOM for each in latencies)
         sizes = ", ".join(f"{each.memory.each / 1e9:.1f}" for each in latencies)
-        gpus = ", ".join(str(prediction["gpus"]) for prediction in asked)
-        enough = least(asked[0])
+        gpus = ", ".join(str(prediction["gpus"]) for prediction in settings)
+        enough = least(settings[0])
         holds = f"{enough} GPU(s) hold it" if enough else "no number of GPUs holds it"
         yield f"  {row.key}: {times} ms/token on {gpus} GPU(s); {sizes} GB each; {holds}"

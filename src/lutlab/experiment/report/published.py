@@ -25,9 +25,9 @@ from lutlab.base.kept.files import check_file, has_sums, write_atomically, write
 from lutlab.base.specs import EvalSpec
 from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.columns import ColumnSpec
-from lutlab.experiment.artifact.outcome import Cell, ResultTable, Row
+from lutlab.experiment.artifact.outcome import Cell, PublishedRow, ResultTable
 from lutlab.experiment.artifact.predicted import VERDICT, reason_of
-from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.artifact.rows import ArtifactRow, scale_of
 from lutlab.experiment.report import compare, csv, markdown, means, origins
 from lutlab.experiment.report.layout import lay_out
 from lutlab.experiment.store.record import LINES, Record, read_lines, write_lines
@@ -60,12 +60,12 @@ class Published:
             LutlabError: the cells are not of the artifact as it is today, or not those of the records.
         """
         artifact = load_artifact(self.artifact)
-        found = {}
+        tables = {}
         for variant, cells in self.cells.items():
             table = _table(artifact, variant, cells, self.records)
             command = commands.get(variant, table.command)
-            found[variant] = dataclasses.replace(table, command=command)
-        return found
+            tables[variant] = dataclasses.replace(table, command=command)
+        return tables
 
     def records_of(self, variants: Iterable[str]) -> list[Record]:
         """The records that stand in a cell of these variants, in the order of their ids."""
@@ -116,8 +116,8 @@ def write(published: Published, folder: Path, commands: Mapping[str, str]) -> li
 
 def seal(machine: Path) -> Path:
     """Write SHA256SUMS over the files of all artifacts in a machine's folder."""
-    own = (PAGE, TABLE, LINES)
-    return write_sums(machine, [p for p in machine.glob("*/*/*") if p.name in own])
+    names = (PAGE, TABLE, LINES)
+    return write_sums(machine, [p for p in machine.glob("*/*/*") if p.name in names])
 
 
 def _table(
@@ -126,9 +126,9 @@ def _table(
     cells: Sequence[Mapping[str, str]],
     records: Mapping[str, Record],
 ) -> ResultTable:
-    scale = variant.partition("-")[0]
+    scale = scale_of(variant)
     known = {row.key: row for row in artifact.rows(scale)}
-    by_row = {key: list(some) for key, some in itertools.groupby(cells, lambda cell: cell["row"])}
+    by_row = {key: list(row) for key, row in itertools.groupby(cells, lambda cell: cell["row"])}
     gone = [cell for cell in cells if cell["row"] not in known]
     gone += [cell for cell in cells if cell["column"] not in artifact.columns]
     if gone:
@@ -137,24 +137,21 @@ def _table(
             "longer has: publish it again (make publish)"
         )
     measured_on = {cell["column"]: cell["measured_on"] for cell in cells}
-    found = collections.defaultdict(list)
-    for cell in cells:
-        found[cell["column"]].append(records.get(cell["cell_id"]))
-    columns = [
-        compare.column_of(key, spec, measured_on.get(key, ""), found[key])
-        for key, spec in artifact.columns.items()
-    ]
-    rows = [_row(artifact, known[key], some, records) for key, some in by_row.items()]
-    told = {
+    columns = []
+    for key, spec in artifact.columns.items():
+        of_column = [records.get(cell["cell_id"]) for cell in cells if cell["column"] == key]
+        columns.append(compare.column_of(key, spec, measured_on.get(key, ""), of_column))
+    rows = [_row(artifact, known[key], row, records) for key, row in by_row.items()]
+    notes = {
         key: [
-            said
-            for record in (records.get(c["cell_id"]) for c in some)
-            for said in compare.cell_notes(record, _options(record))
+            note
+            for record in (records.get(cell["cell_id"]) for cell in row)
+            for note in compare.cell_notes(record, _options(record))
         ]
-        for key, some in by_row.items()
+        for key, row in by_row.items()
     }
     used = [record for record in map(records.get, {c["cell_id"]: None for c in cells}) if record]
-    return compare.assemble(artifact, columns, rows, scale, told, used)
+    return compare.assemble(artifact, columns, rows, scale, notes, used)
 
 
 def _row(
@@ -162,26 +159,27 @@ def _row(
     row: ArtifactRow,
     cells: Sequence[Mapping[str, str]],
     records: Mapping[str, Record],
-) -> Row:
+) -> PublishedRow:
     published = artifact.numbers().get(row.key, {})
-    found = {cell["column"]: cell for cell in cells}
-    said = {}
+    fields = {cell["column"]: cell for cell in cells}
+    filled = {}
     for key, spec in artifact.columns_of(row).items():
+        reason = compare.NOT_YET
         if means.is_mean(row, spec):  # compare.assemble takes it again
-            said[key] = Cell(key, published.get(key), None, "not run", row.not_run or spec.reason)
-        elif spec.not_run and not found.get(key, {}).get("cell_id"):
-            said[key] = Cell(key, published.get(key), None, "not run", spec.not_run)
-        elif key in found:
-            said[key] = _cell(artifact.name, spec, found[key], published.get(key), records)
-        else:
-            said[key] = Cell(key, published.get(key), None, "not run", compare.NOT_YET)
+            reason = row.not_run or spec.reason
+        elif spec.not_run and not fields.get(key, {}).get("cell_id"):
+            reason = spec.not_run
+        elif key in fields:
+            filled[key] = _cell(artifact.name, spec, fields[key], published.get(key), records)
+            continue
+        filled[key] = Cell(key, published.get(key), None, "not run", reason)
     measured = [records.get(cell["cell_id"]) for cell in cells]
-    return Row(
+    return PublishedRow(
         row.key,
         origins.labels(row.labels, measured),
         cells[0]["model"],
         cells[0]["stand_in"] == "True",
-        said,
+        filled,
         device=origins.device(measured),
     )
 
@@ -196,26 +194,25 @@ def _cell(
     """A cell with the number of its record, which is the one that table.csv prints."""
     column = cell["column"]
     record = records.get(cell["cell_id"])
-    measured, of = None, {}
+    measured, chance = None, {}
     if cell["measured"]:
-        value = record and record.values.get(spec.metric)
-        if value is None or not math.isclose(
-            measured := value * spec.factor, float(cell["measured"]), rel_tol=1e-12
-        ):
+        value = record.values.get(spec.metric) if record else None
+        measured = math.nan if value is None else value * spec.factor
+        if not record or not math.isclose(measured, float(cell["measured"]), rel_tol=1e-12):
             raise LutlabError(
                 f"published {artifact}: {TABLE} has {cell['measured']} for {cell['row']}.{column}, and its record "
                 f"'{cell['cell_id']}' in {LINES} does not; restore both with git, or publish the artifact again"
             )
-        of = compare.chance(record, spec)
+        chance = compare.chance(record, spec)
     cell_id = cell["cell_id"] or None
     if cell["verdict"] == VERDICT:  # made again, by the constants of today
         return Cell(column, published, None, "not run", reason_of(cell["note"]))
-    return Cell(column, published, measured, cell["verdict"], cell["note"], cell_id, **of)
+    return Cell(column, published, measured, cell["verdict"], cell["note"], cell_id, **chance)
 
 
 def _options(record: Record | None) -> str:
     if record is None:
         return ""
-    own: Mapping[str, Any] = record.evaluation.get("options", {})
+    options: Mapping[str, Any] = record.evaluation.get("options", {})
     evaluator = record.evaluation["evaluator"]
-    return EvalSpec(evaluator, options=tuple(sorted(own.items()))).options_named
+    return EvalSpec(evaluator, options=tuple(sorted(options.items()))).options_named

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
 INK, MUTED, FAINT, PAPER = "#1f2328", "#656d76", "#d8dee4", "#ffffff"
 SERIES = (
@@ -25,7 +26,7 @@ TITLE_SIZE, PANEL_SIZE, LEGEND_SIZE, LABEL_SIZE = 10, 9, 8, 9  # points
 LEGEND_HANDLE = 0.6  # inches of a legend's column that are not its text
 LINE = 1.35  # height of a line over its font's size
 NARROWEST = 8  # characters of a line
-STYLE = {
+STYLE: dict[RcKeyType, Any] = {
     "svg.hashsalt": "lutlab",
     "svg.fonttype": "none",
     "font.family": "sans-serif",

@@ -78,10 +78,10 @@ def print_layout(layout: Layout, console: Console) -> None:
 
 def _origins(lines: Sequence[str]) -> list[str]:
     """Origins of the measured numbers; of many the first."""
-    more = len(lines) - MOST_ORIGINS
-    if more <= 1:
+    others = len(lines) - MOST_ORIGINS
+    if others <= 1:
         return list(lines)
-    return [*lines[:MOST_ORIGINS], f"and in {more} other ways, which table.md names"]
+    return [*lines[:MOST_ORIGINS], f"and in {others} other ways, which table.md names"]
 
 
 def _say(console: Console, text: Text, indent: int = 0) -> None:
@@ -170,8 +170,9 @@ def _rich_table(columns: Sequence[Column], show_header: bool) -> Table:
     from rich.table import Table
 
     table = Table(box=box.MINIMAL, show_edge=False, show_header=show_header, header_style="")
-    for one in columns:
-        table.add_column(one.head, justify=one.justify, min_width=one.width, max_width=one.width)
+    for column in columns:
+        width = column.width
+        table.add_column(column.head, justify=column.justify, min_width=width, max_width=width)
     return table
 
 
@@ -181,11 +182,11 @@ def _fit(grid: Grid, lines: Sequence[Line], room: int, measured: bool) -> list[l
         columns = [
             _column(head, i, lines, wrap, measured, errors) for i, head in enumerate(grid.heads)
         ]
-        if sum(one.width + SEPARATOR for one in columns) - SEPARATOR <= room:
+        if sum(column.width + SEPARATOR for column in columns) - SEPARATOR <= room:
             return [columns]
     tables: list[list[Column]] = [[]]
     for column in columns:
-        used = sum(one.width + SEPARATOR for one in tables[-1])
+        used = sum(fitted.width + SEPARATOR for fitted in tables[-1])
         if tables[-1] and used + column.width > room:
             tables.append([])
         tables[-1].append(column)
@@ -199,7 +200,8 @@ def _column(
     from rich.text import Text
 
     entries = [line.entries[index] for line in lines]
-    halves = []  # of each: its head's lines, its texts, their styles
+    # Of each: its head's lines, its texts, their styles.
+    halves: list[tuple[Sequence[str], list[str], list[str]]] = []
     if head.paper:
         marks = _left(["" if measured else e.foot for e in entries])
         texts = _joined([e.paper for e in entries], marks, 5 + len(marks[0]))
@@ -210,15 +212,15 @@ def _column(
         tails = [error + mark for error, mark in zip(_left(after), marks, strict=True)]
         words = [e.ours for e in entries]
         needed = max(map(len, words)) + len(tails[0])
-        broken = break_lines(head.ours, max(wrap, needed))
-        texts = _joined(words, tails, max(map(len, broken)))
-        halves.append((broken, texts, [STYLES.get(e.verdict, "dim") for e in entries]))
+        ours = break_lines(head.ours, max(wrap, needed))
+        texts = _joined(words, tails, max(map(len, ours)))
+        halves.append((ours, texts, [STYLES.get(e.verdict, "dim") for e in entries]))
     widths = [len(texts[0]) for _, texts, _ in halves]
     both = sum(width + 1 for width in widths) - 1
     title = break_lines(head.name, max(wrap, both))
     shown = Text("\n".join(title), style="bold")
-    for words in itertools.zip_longest(*(of for of, _, _ in halves), fillvalue=""):
-        padded = (word.rjust(width) for word, width in zip(words, widths, strict=True))
+    for line in itertools.zip_longest(*(half[0] for half in halves), fillvalue=""):
+        padded = (word.rjust(width) for word, width in zip(line, widths, strict=True))
         shown.append("\n" + " ".join(padded), style="not bold dim")
     cells = (zip(texts, styles, strict=True) for _, texts, styles in halves)
     joined = [Text(" ").join(Text(*half) for half in cell) for cell in zip(*cells, strict=True)]

@@ -198,19 +198,19 @@ def fingerprint_of(name: str) -> str:
         return fingerprint(with_imports([source], _ROOMS[group]))
     if group == "protocol":
         rule = dataclasses.asdict(protocol(key))
-        said = {k: v for k, v in rule.items() if k not in _OF_NO_NUMBER}
-        return fingerprint([PACKAGE / file for file in _PROTOCOL_FILES], json.dumps(said))
+        deciding = {k: v for k, v in rule.items() if k not in _OF_NO_NUMBER}
+        return fingerprint([PACKAGE / file for file in _PROTOCOL_FILES], json.dumps(deciding))
     return fingerprint(_PARTS[name].files())
 
 
 def _source(cls: type) -> Path:
-    try:
-        return Path(sys.modules[cls.__module__].__file__)
-    except (KeyError, AttributeError, TypeError) as error:  # typed into a notebook
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None:  # typed into a notebook
         raise LutlabError(
             f"{cls.__module__}.{cls.__qualname__} has no source file, so results could not say which code made them: "
             "put your method or evaluator into a file and import it"
-        ) from error
+        )
+    return Path(file)
 
 
 def kernel_files(device: str) -> set[Path]:

@@ -44,7 +44,7 @@ def plain_python(text: str) -> str:
 
 def plain_c(text: str) -> str:
     """The normal form of C, CUDA, or a template of them; lines stay, as the preprocessor reads them."""
-    text = _TEXTS_AND_COMMENTS.sub(lambda found: found["text"] or " ", text)
+    text = _TEXTS_AND_COMMENTS.sub(lambda match: match["text"] or " ", text)
     return re.sub(r"\s*\n\s*", "\n", re.sub(r"[ \t]+", " ", text)).strip()
 
 
@@ -85,17 +85,14 @@ def with_imports(
 ) -> set[Path]:
     """Sources, and all below some rooms that they import, directly or not, inside functions included.
 
-    Args:
-        roots: paths of the files to begin with.
-        rooms: folders and modules of the package, as `quantizers` or `base.groups`.
-        package: the folder of lutlab's modules.
+    Rooms are folders and modules of the package, as `quantizers` or `base.groups`.
     """
-    found, waiting = set(), set(roots)
+    files, waiting = set(), set(roots)
     while waiting:
         path = waiting.pop()
-        found.add(path)
-        waiting |= _imports(path, frozenset(rooms), package) - found
-    return found
+        files.add(path)
+        waiting |= _imports(path, frozenset(rooms), package) - files
+    return files
 
 
 @functools.cache
@@ -106,9 +103,9 @@ def _imports(path: Path, rooms: frozenset[str], package: Path) -> frozenset[Path
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
-    found = set()
+    files = set()
     for head, *inside in (name.split(".") for name in names):
         if head == package.name and {".".join(inside[:1]), ".".join(inside[:2])} & rooms:
             target = package.joinpath(*inside)
-            found.add(target / "__init__.py" if target.is_dir() else target.with_suffix(".py"))
-    return frozenset(filter(Path.exists, found))
+            files.add(target / "__init__.py" if target.is_dir() else target.with_suffix(".py"))
+    return frozenset(filter(Path.exists, files))

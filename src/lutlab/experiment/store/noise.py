@@ -15,6 +15,7 @@ same model and method there is nothing to draw again.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -44,8 +45,8 @@ _JUDGED = {("zero_shot", "accuracy"), ("glue", "accuracy"), ("lm_eval", "acc")}
 
 def error_of(record: Record, metric: str) -> float | None:
     """Standard error of a value; inf where it rests on one sample, None where it is exact or nothing is known of it."""
-    found = shares_of(record, metric)
-    return standard_error([s for some in found.values() for s in some]) if found else None
+    shares = shares_of(record, metric)
+    return standard_error([*itertools.chain(*shares.values())]) if shares else None
 
 
 def shares_of(record: Record, metric: str) -> Shares:

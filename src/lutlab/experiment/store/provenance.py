@@ -75,16 +75,14 @@ def environment() -> dict[str, Any]:
         "compiler": _compiler(),
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "cuda": torch.version.cuda if cuda else None,
-        "versions": {"lutlab": lutlab.__version__} | {name: _version(name) for name in _LIBRARIES},
+        "versions": {"lutlab": lutlab.__version__, **{name: _version(name) for name in _LIBRARIES}},
     }
 
 
 def machine(device: str, threads: int | None = None) -> dict[str, Any]:
     """Facts of the machine that ids of speeds hash.
 
-    Args:
-        device: torch's name of the device, or `spread`.
-        threads: number of the CPU's threads; None: torch's own.
+    The device is one of torch's, or `spread`; the number of threads is torch's own by default.
 
     Raises:
         LutlabError: threads is less than 1, or LUTLAB_ISA names what this CPU cannot run.
@@ -122,22 +120,20 @@ def git_state(root: Path | None, folders: Sequence[str] = DECIDING) -> dict[str,
     Such are the files below the folders, new ones that git does not ignore included: a module nobody added yet can be
     what measured.
 
-    Args:
-        root: top of a checkout; None, and both are None, as they are where git cannot tell or nothing is committed.
-        folders: folders of the checkout; those that decide a record's number by default.
+    Both are None without a checkout, and where git cannot tell or nothing is committed.
     """
     unknown = {"git_commit": None, "git_dirty": None}
     if root is None:
         return unknown
     command = ("status", "--porcelain=v2", "--branch", "--untracked-files=all", "--", *folders)
     try:
-        said = ask_git(*command, root=root).decode(errors="replace").splitlines()
+        lines = ask_git(*command, root=root).decode(errors="replace").splitlines()
     except NoAnswer:
         return unknown
-    heads = [line.split()[2] for line in said if line.startswith("# branch.oid ")]
+    heads = [line.split()[2] for line in lines if line.startswith("# branch.oid ")]
     if heads in ([], [_NO_COMMIT]):
         return unknown
-    changed = [line for line in said if not line.startswith("#")]
+    changed = [line for line in lines if not line.startswith("#")]
     return {"git_commit": heads[0], "git_dirty": bool(changed)}
 
 
@@ -146,21 +142,17 @@ class NoAnswer(Exception):
 
 
 def ask_git(*arguments: str, root: Path | None = None) -> bytes:
-    """The output of a git command, which writes nothing into the repository.
-
-    Args:
-        arguments: arguments of git.
-        root: folder to ask in; None: the current one.
+    """The output of a git command in a folder, or the current one; nothing is written into the repository.
 
     Raises:
         NoAnswer: git fails; the error has its message.
     """
-    own = {key: value for key, value in os.environ.items() if key not in _OF_ANOTHER}
+    variables = {key: value for key, value in os.environ.items() if key not in _OF_ANOTHER}
     try:
         done = subprocess.run(
             ["git", *arguments],
             cwd=root,
-            env=own | {"GIT_OPTIONAL_LOCKS": "0"},
+            env=variables | {"GIT_OPTIONAL_LOCKS": "0"},
             capture_output=True,
             check=False,
             timeout=_SECONDS_OF_GIT,
@@ -173,9 +165,7 @@ def ask_git(*arguments: str, root: Path | None = None) -> bytes:
 
 
 def sources_digest() -> str:
-    """16 hex digits of all files of lutlab that can decide a number, by name and content; a wheel's and its checkout's
-    are the same.
-    """
+    """16 hex digits of all files of lutlab that can decide a number, the same of a wheel and its checkout."""
     package = Path(lutlab.__file__).parent
     roots = {"src": package, **{name: sources.folder(name) for name in DECIDING[1:]}}
     digest = hashlib.sha256()
@@ -198,7 +188,7 @@ def blas(torch_says: str) -> str | None:
     """
     name = re.search(r"BLAS_INFO=(\w+)", torch_says)
     version = re.search(r"Math Kernel Library Version ([\d.]+)", torch_says)
-    return " ".join(found[1] for found in (name, version) if found) or None
+    return " ".join(match[1] for match in (name, version) if match) or None
 
 
 def libraries(*names: str) -> dict[str, str]:
@@ -207,8 +197,8 @@ def libraries(*names: str) -> dict[str, str]:
     Raises:
         importlib.metadata.PackageNotFoundError: one of them is not installed.
     """
-    found = {name: importlib.metadata.version(name) for name in ("torch", *names)}
-    return found | {name: major_minor(found[name]) for name in _BY_MINOR if name in found}
+    versions = {name: importlib.metadata.version(name) for name in ("torch", *names)}
+    return versions | {name: major_minor(versions[name]) for name in _BY_MINOR if name in versions}
 
 
 def major_minor(version: str) -> str:

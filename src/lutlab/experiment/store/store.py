@@ -52,11 +52,10 @@ class Store:
         Raises:
             LutlabError: a published line is damaged; a file cannot be read, or not set aside.
         """
-        own = _own(self.path(cell_id))
-        if own or not (published := self.published):
-            return own
-        found = (read_lines(path).get(cell_id) for path in published)
-        return next(filter(None, found), None)
+        record = _record_in(self.path(cell_id))
+        if record or not (published := self.published):
+            return record
+        return next(filter(None, (read_lines(path).get(cell_id) for path in published)), None)
 
     def all(self) -> Mapping[str, Record]:
         """Cell id -> record of every cell under the root, sorted.
@@ -68,8 +67,8 @@ class Store:
         for path in self.published:
             records |= read_lines(path)
         for path in self.folder.glob("*.json"):
-            if own := _own(path):
-                records[path.stem] = own
+            if record := _record_in(path):
+                records[path.stem] = record
         return dict(sorted(records.items()))
 
     def check_writable(self) -> None:
@@ -98,7 +97,7 @@ class Store:
         return write_atomically(self.path(record.cell_id), text.encode())
 
 
-def _own(path: Path) -> Record | None:
+def _record_in(path: Path) -> Record | None:
     """The record in a cell's file, which is named after it; None where it is missing or damaged."""
     try:
         return _decoded(path)
