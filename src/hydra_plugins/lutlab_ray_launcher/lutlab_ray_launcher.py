@@ -38,10 +38,10 @@ _TRIES = {"RAY_NUM_REDIS_GET_RETRIES": "1"}
 
 
 class RayLauncher(Launcher):
-    """See the head of this file."""
+    """Hydra's launcher: each row is a task of Ray."""
 
     def __init__(self, ray: DictConfig) -> None:
-        self.ray = OmegaConf.to_container(ray, resolve=True)
+        self.ray: Any = OmegaConf.to_container(ray, resolve=True)
         self.row: RemoteFunction | None = None
 
     def setup(
@@ -73,13 +73,13 @@ class RayLauncher(Launcher):
                 job = ray.cloudpickle.dumps(functools.partial(_run, config, *shared))
                 rows.append(self.row.remote(sys.path, os.getcwd(), job))
             # futures, not ray.wait: in Ray's own code the exception of a SIGTERM is lost
-            jobs = [one.future() for one in rows]
+            jobs = [row.future() for row in rows]
             for job in as_completed(jobs):
                 _check(job)
             return [job.result() for job in jobs]
         except BaseException:
-            for one in rows:
-                ray.cancel(one, force=True)
+            for row in rows:
+                ray.cancel(row, force=True)
             ray.shutdown()
             raise
 
@@ -91,11 +91,11 @@ def _connect(init: dict[str, Any], remote: dict[str, Any]) -> RemoteFunction:
         LutlabError: there is no cluster, or Ray refuses what it is given.
     """
     address = init["address"] = str(init["address"] or _OWN)
-    own = address == _OWN
-    environment = _closed() if own else _TRIES
+    is_local = address == _OWN
+    environment = _closed() if is_local else _TRIES
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **environment}.items():
         os.environ.setdefault(name, value)
-    _say("starting on this machine" if own else f"connecting to {address}")
+    _say("starting on this machine" if is_local else f"connecting to {address}")
     import ray
 
     def row(path: Sequence[str], folder: str, job: bytes) -> JobReturn:
@@ -115,16 +115,16 @@ def _connect(init: dict[str, Any], remote: dict[str, Any]) -> RemoteFunction:
         ray.init(**init)
         cpus = ray.cluster_resources().get("CPU", 0)
         _say(f"{ray.get_runtime_context().gcs_address}, {cpus:g} CPUs")
-        wanted = {"CPU": remote.get("num_cpus", 1), "GPU": remote.get("num_gpus", 0)}
-        has = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if not any(all(one.get(k, 0) >= n for k, n in wanted.items()) for one in has):
-            _say(f"no machine of it has what a row asks for, {wanted}: rows wait for one")
+        needs = {"CPU": remote.get("num_cpus", 1), "GPU": remote.get("num_gpus", 0)}
+        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(has.get(k, 0) >= n for k, n in needs.items()) for has in machines):
+            _say(f"no machine of it has what a row asks for, {needs}: rows wait for one")
     except SystemExit:  # Ray's answer to SIGTERM, in the place of ours
         signal.signal(signal.SIGTERM, terminated)
         signal.raise_signal(signal.SIGTERM)
         raise
     except OSError as error:
-        if own:
+        if is_local:
             raise
         raise LutlabError(
             f"no Ray cluster at {address}: start one by `ray start --head`, or leave the address out "

@@ -22,15 +22,14 @@ from omegaconf import DictConfig
 
 
 class LutlabSweeper(Sweeper):
-    """See the head of this file; the work is in lutlab.experiment.run.pipeline, imported when a run begins."""
+    """Hydra's sweeper; its work is in lutlab.experiment.run.pipeline, imported when a run begins."""
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Hydra's hook: keep the context and make the launcher."""
-        self.config = config
-        self.hydra_context = hydra_context
-        self.launcher = Plugins.instance().instantiate_launcher(
+        """Hydra's hook: keep what composes rows, and make the launcher."""
+        self._config, self._loader = config, hydra_context.config_loader
+        self._launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
 
@@ -41,8 +40,7 @@ class LutlabSweeper(Sweeper):
 
         @functools.cache  # a line of one row is that row, too
         def composed(overrides: tuple[str, ...]) -> Row:
-            loader = self.hydra_context.config_loader
-            return Row.of(loader.load_sweep_config(self.config, list(overrides)))
+            return Row.of(self._loader.load_sweep_config(self._config, list(overrides)))
 
         def compose(overrides: Sequence[str]) -> Row:
             return composed(tuple(overrides))
@@ -51,7 +49,7 @@ class LutlabSweeper(Sweeper):
 
     def _launch(self, jobs: Sequence[Sequence[str]]) -> list[Any]:
         """Run one job a row; raises the first error that a job did not record itself."""
-        returns = self.launcher.launch([list(job) for job in jobs], initial_job_idx=0)
+        returns = self._launcher.launch([list(job) for job in jobs], initial_job_idx=0)
         return [job.return_value for job in returns]
 
 

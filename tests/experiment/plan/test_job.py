@@ -17,7 +17,7 @@ from lutlab.base.specs import ModelRun, TextSpec
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan import plan
-from lutlab.experiment.plan.plan import AskedRow, Job, job_from, job_of, override_of
+from lutlab.experiment.plan.plan import ComposedRow, Job, job_from, job_of, override_of
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.run import worker
 from lutlab.experiment.store.store import Store
@@ -29,7 +29,7 @@ ODD = r"""it's "$HOME" ${q} \' \\ {a: [b], c=d} # é"""
 def job(results: Path, *overrides: str) -> Job:
     asked = settings(f"results='{results}'", *overrides)
     columns = free_columns(asked.evaluate)
-    row = plan.plan_row(AskedRow(ArtifactRow("", {}, []), asked), columns, Files())
+    row = plan.plan_row(ComposedRow(ArtifactRow("", {}, []), asked), columns, Files())
     return job_of(row, row.todo, asked.threads)
 
 
@@ -56,7 +56,7 @@ def test_a_job_is_made_of_what_was_resolved(tmp_path: Path) -> None:
     """Its ids are computed from hashes, so that no text, model or checkpoint is opened on the way."""
     asked = settings(f"results='{tmp_path}'", "method=gptq", QUICK)
     columns = free_columns(asked.evaluate)
-    row = plan.plan_row(AskedRow(ArtifactRow("", {}, []), asked), columns, Files())
+    row = plan.plan_row(ComposedRow(ArtifactRow("", {}, []), asked), columns, Files())
     entered, climbs = set(), 0
 
     def note(frame: FrameType, event: str, _: object) -> None:

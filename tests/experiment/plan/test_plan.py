@@ -17,7 +17,7 @@ from lutlab.experiment.plan.resolve import Files
 def planned(tmp_path: Path, *overrides: str, **column: str) -> plan.PlannedCell:
     columns = {"only": ColumnSpec(title="a", unit="b", **column)}
     asked = settings(f"results='{tmp_path}'", *overrides)
-    row = plan.plan_row(plan.AskedRow(ArtifactRow("", {}, []), asked), columns, Files())
+    row = plan.plan_row(plan.ComposedRow(ArtifactRow("", {}, []), asked), columns, Files())
     return row.cells["only"]
 
 

@@ -127,5 +127,5 @@ def _tokens(text: TextSpec, seqlen: int, files: Files) -> float:
         read = rows if rule.kind == "stream" else rows[: text.limit]
         tokens = sum(map(len, read)) / CHARACTERS_PER_TOKEN
     else:
-        tokens = rule.windows * seqlen if rule.windows else rule.tokens
+        tokens = rule.windows * seqlen if rule.windows else rule.tokens or 0
     return min(tokens, text.limit * seqlen) if text.limit and rule.kind == "stream" else tokens

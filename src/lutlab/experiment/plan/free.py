@@ -23,7 +23,7 @@ from lutlab.base.fields import defaults, spelled
 from lutlab.base.kept.files import set_aside, write_atomically
 from lutlab.base.specs import ModelRun, RunSpec
 from lutlab.experiment.artifact.columns import SIZE, asks_for_quality, free_columns
-from lutlab.experiment.plan.plan import AskedRow, PlannedRow, plan_row
+from lutlab.experiment.plan.plan import ComposedRow, RunnableRow, plan_row
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.row.run import run_of
@@ -37,53 +37,53 @@ MARK = "sweep.json"
 
 
 def beside_full_precision(
-    asked: Sequence[AskedRow], compose: Callable[[Sequence[str]], Row]
-) -> list[AskedRow]:
+    rows: Sequence[ComposedRow], compose: Callable[[Sequence[str]], Row]
+) -> list[ComposedRow]:
     """The rows of a sweep, model by model; where one measures quality, its model in full precision comes first."""
-    found: dict[str, dict[tuple[str, ...], AskedRow]] = {}
-    for one in asked:
-        rows = found.setdefault(one.row.model.name, {})
+    models: dict[str, dict[tuple[str, ...], ComposedRow]] = {}
+    for row in rows:
+        of_model = models.setdefault(row.row.model.name, {})
         baseline = None
-        if _wants_baseline(one.row):
-            line = baseline_of(one.line)
-            first = AskedRow(line, compose(line.overrides))
-            baseline = rows.setdefault(tuple(line.overrides), first).row
-        rows[tuple(one.line.overrides)] = dataclasses.replace(one, baseline=baseline)
-    return [one for rows in found.values() for one in rows.values()]
+        if _wants_baseline(row.row):
+            line = baseline_of(row.line)
+            first = ComposedRow(line, compose(line.overrides))
+            baseline = of_model.setdefault(tuple(line.overrides), first).row
+        of_model[tuple(row.line.overrides)] = dataclasses.replace(row, baseline=baseline)
+    return [row for of_model in models.values() for row in of_model.values()]
 
 
-def plan_sweep(asked: Sequence[AskedRow], files: Files) -> list[PlannedRow]:
+def plan_sweep(composed: Sequence[ComposedRow], files: Files) -> list[RunnableRow]:
     """Planned rows of a sweep without repetitions, each with its labels.
 
     Raises:
         LutlabError: a row names something that does not exist, or a budget that no width meets; all texts or the model
             are missing; a stored record is damaged.
     """
-    distinct = {_identity(one.row): one for one in reversed(asked)}
+    distinct = {_identity(row.row): row for row in reversed(composed)}
     rows = list(reversed(distinct.values()))
-    labels = labels_of([(run_of(one.row), one.row) for one in rows])
-    keys = {_identity(one.row): row_key(own) for one, own in zip(rows, labels, strict=True)}
-    found = []
-    for one, own in zip(rows, labels, strict=True):
-        size = [SIZE] if _shows_size(one.row) else []
-        columns = free_columns([*dict.fromkeys([*one.row.evaluate, *size])])
-        beside = keys[_identity(one.baseline)] if one.baseline else ""
-        line = dataclasses.replace(one.line, key=row_key(own), labels=own)
-        found.append(plan_row(dataclasses.replace(one, line=line), columns, files, beside))
-    return found
+    labels = labels_of([(run_of(row.row), row.row) for row in rows])
+    keys = {_identity(row.row): row_key(named) for row, named in zip(rows, labels, strict=True)}
+    planned = []
+    for row, named in zip(rows, labels, strict=True):
+        size = [SIZE] if _shows_size(row.row) else []
+        columns = free_columns([*dict.fromkeys([*row.row.evaluate, *size])])
+        baseline = keys[_identity(row.baseline)] if row.baseline else ""
+        line = dataclasses.replace(row.line, key=row_key(named), labels=named)
+        planned.append(plan_row(dataclasses.replace(row, line=line), columns, files, baseline))
+    return planned
 
 
-def folder_of(rows: Sequence[PlannedRow], common: Row) -> Path:
+def folder_of(rows: Sequence[RunnableRow], common: Row) -> Path:
     """The folder of the sweep's report, which bears its name; no other sweep is written over.
 
     Raises:
         LutlabError: `name=` is that of another sweep.
     """
-    own = _id(rows)
-    pairs = [(row.spec, row.asked.row) for row in rows]
-    folder = common.results / "sweep" / (common.name or sweep_name(pairs, own))
-    earlier, command = _marked(folder / MARK) or (own, "")
-    if earlier != own:
+    sweep_id = _id(rows)
+    pairs = [(row.spec, row.composed.row) for row in rows]
+    folder = common.results / "sweep" / (common.name or sweep_name(pairs, sweep_id))
+    earlier, command = _marked(folder / MARK) or (sweep_id, "")
+    if earlier != sweep_id:
         raise LutlabError(
             f"name={common.name} is that of another sweep, '{command}', in {folder}: choose another name, or remove "
             "that folder (its records stay)"
@@ -96,8 +96,8 @@ def _marked(mark: Path) -> tuple[str, str] | None:
     if not mark.exists():
         return None
     try:
-        said = json.loads(mark.read_text(encoding="utf-8"))
-        return said["id"], said["command"]
+        marked = json.loads(mark.read_text(encoding="utf-8"))
+        return marked["id"], marked["command"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning(
             "%s is damaged (%s): set aside as %s; it and its report are written again",
@@ -108,10 +108,10 @@ def _marked(mark: Path) -> tuple[str, str] | None:
         return None
 
 
-def mark(folder: Path, rows: Sequence[PlannedRow], command: str) -> Path:
+def mark(folder: Path, rows: Sequence[RunnableRow], command: str) -> Path:
     """Write beside the report whose it is."""
-    said = {"id": _id(rows), "command": command}
-    return write_atomically(folder / MARK, (json.dumps(said, indent=1) + "\n").encode())
+    marked = {"id": _id(rows), "command": command}
+    return write_atomically(folder / MARK, (json.dumps(marked, indent=1) + "\n").encode())
 
 
 def _shows_size(row: Row) -> bool:
@@ -128,28 +128,29 @@ def _identity(row: Row) -> Hashable:
     return run_of(row), row.threads, repr(sorted(row.evaluator.items()))
 
 
-def _id(rows: Sequence[PlannedRow]) -> str:
-    asked = [
-        [to_json(row.spec), [to_json(cell.evaluation) for cell in row.cells.values()], row.labels]
-        for row in rows
-    ]
-    return content_id(asked)
+def _id(rows: Sequence[RunnableRow]) -> str:
+    return content_id(
+        [
+            [to_json(row.spec), [to_json(c.evaluation) for c in row.cells.values()], row.labels]
+            for row in rows
+        ]
+    )
 
 
 # ---- names ----
 
 _ALWAYS = ("model", "method", "q", "g")
 # Keys that q or the model's name says already.
-_SAID = ("budget", "candidates", "model.id", "model.source", "model.revision")
+_IMPLIED = ("budget", "candidates", "model.id", "model.source", "model.revision")
 _LONGEST = 60  # characters of a name that is made of axes
 
 
 def row_axes(run: RunSpec, row: Row) -> dict[str, Any]:
     """The axes of a row: those of its run, its evaluators' fields, its threads where they are given."""
-    found = axes(run)
+    named = axes(run)
     for evaluator, options in row.evaluator.items():
-        found |= {f"evaluator.{evaluator}.{key}": value for key, value in options}
-    return found | ({"threads": row.threads} if row.threads else {})
+        named |= {f"evaluator.{evaluator}.{key}": value for key, value in options}
+    return named | ({"threads": row.threads} if row.threads else {})
 
 
 def varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -165,11 +166,11 @@ def varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def labels_of(rows: Sequence[tuple[RunSpec, Row]]) -> list[dict[str, str]]:
     """Labels of the rows of a sweep: model, method, q, g, and every axis that is not the same in all of them."""
-    own = [row_axes(run, row) for run, row in rows]
-    more = [name for name in varied(own) if name not in _ALWAYS]
-    short = [name for name in more if name not in _SAID]
-    found = _labelled(rows, own, short)
-    return found if len(set(map(row_key, found))) == len(rows) else _labelled(rows, own, more)
+    axes_of = [row_axes(run, row) for run, row in rows]
+    names = [name for name in varied(axes_of) if name not in _ALWAYS]
+    labels = _labelled(rows, axes_of, [name for name in names if name not in _IMPLIED])
+    distinct = len(set(map(row_key, labels))) == len(rows)
+    return labels if distinct else _labelled(rows, axes_of, names)
 
 
 def row_key(labels: Mapping[str, str]) -> str:
@@ -178,10 +179,10 @@ def row_key(labels: Mapping[str, str]) -> str:
 
 
 def _labelled(
-    rows: Sequence[tuple[RunSpec, Row]], own: Sequence[Mapping[str, Any]], shown: list[str]
+    rows: Sequence[tuple[RunSpec, Row]], axes_of: Sequence[Mapping[str, Any]], shown: list[str]
 ) -> list[dict[str, str]]:
-    found = []
-    for (run, _), row in zip(rows, own, strict=True):
+    rows_labels = []
+    for (run, _), its_axes in zip(rows, axes_of, strict=True):
         budget = run.budget if isinstance(run, ModelRun) else None
         labels = {
             "Model": run.name,
@@ -189,16 +190,16 @@ def _labelled(
             "q": str(run.q) if budget is None else f"budget {budget:g}",
             "g": _group_size(run) if budget is None else "mixed",
         }
-        found.append(labels | {name: _text(row.get(name)) for name in shown})
-    return found
+        rows_labels.append(labels | {name: _text(its_axes.get(name)) for name in shown})
+    return rows_labels
 
 
-def sweep_name(rows: Sequence[tuple[RunSpec, Row]], own: str) -> str:
+def sweep_name(rows: Sequence[tuple[RunSpec, Row]], sweep_id: str) -> str:
     """The name of a sweep to which none is given: its varied axes, and 8 digits of its id, of all that it asks for."""
-    found = [row_axes(run, row) for run, row in rows]
-    chosen = [row for row in found if row["method"] != "none"] or found
-    parts = varied(chosen) or [str(chosen[0][name]) for name in ("method", "q", "g")]
-    return f"{'-'.join(parts)[:_LONGEST].strip('-')}-{own[:8]}"
+    every = [row_axes(run, row) for run, row in rows]
+    quantized = [row for row in every if row["method"] != "none"] or every
+    parts = varied(quantized) or [str(quantized[0][name]) for name in ("method", "q", "g")]
+    return f"{'-'.join(parts)[:_LONGEST].strip('-')}-{sweep_id[:8]}"
 
 
 def _group_size(run: RunSpec) -> str:
@@ -209,12 +210,12 @@ def _group_size(run: RunSpec) -> str:
 def _method(run: RunSpec, shown: Sequence[str]) -> str:
     """`rtn(variant=awq)`: the method and its parameters that are not at their defaults and in no column."""
     default = defaults(registry.lookup("method", run.method))
-    own = {k: v for k, v in run.options if default[k] != v and f"method.{k}" not in shown}
+    changed = {k: v for k, v in run.options if default[k] != v and f"method.{k}" not in shown}
     if isinstance(run, ModelRun) and run.tuning:
         tuning = {f"tuning.{k}": v for k, v in run.tuning.changed().items()}
-        own |= {k: v for k, v in tuning.items() if k not in shown}
-    changed = ", ".join(f"{key}={_text(value)}" for key, value in own.items())
-    return run.method + (f"({changed})" if changed else "")
+        changed |= {k: v for k, v in tuning.items() if k not in shown}
+    text = ", ".join(f"{key}={_text(value)}" for key, value in changed.items())
+    return run.method + (f"({text})" if text else "")
 
 
 def _text(value: Any) -> str:

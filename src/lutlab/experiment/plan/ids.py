@@ -23,7 +23,7 @@ from typing import Any
 
 from lutlab.base import registry
 from lutlab.base.fields import defaults
-from lutlab.base.specs import EvalSpec, ProductRun, RunSpec, TextSpec
+from lutlab.base.specs import EvalSpec, ModelRun, ProductRun, RunSpec, TextSpec, Tuning
 from lutlab.data import tasks
 from lutlab.experiment.store.components import versions
 from lutlab.experiment.store.provenance import libraries
@@ -83,7 +83,10 @@ def cell_identity(row: Resolved, evaluation: EvalSpec) -> dict[str, Any]:
     """
     names = [*_components(row), f"evaluator/{evaluation.evaluator}"]
     evaluator = registry.lookup("evaluator", evaluation.evaluator)
-    identity = {"run": _run_identity(row), "libraries": _libraries(row, *evaluator.libraries)}
+    identity: dict[str, Any] = {
+        "run": _run_identity(row),
+        "libraries": _libraries(row, *evaluator.libraries),
+    }
     if text := evaluation.text:
         # Of a task that lm-eval fetches: the hash of its definition, and lm-eval's version.
         names += [] if text.source == tasks.SOURCE else [f"protocol/{text.protocol}"]
@@ -104,9 +107,15 @@ def quantized_id(row: Resolved) -> str:
 def inputs_id(row: Resolved) -> str:
     """Names the calibration statistics of the full-precision model: the same for every method, q and g."""
     run = _run_identity(row)
-    said = {k: run.get(k) for k in ("model", "device", "dtype", "seed", "calibration")}
-    components = versions("driver", "models", f"protocol/{row.run.calibration.text.protocol}")
-    return content_id([said, components, libraries()])
+    reads = {k: run.get(k) for k in ("model", "device", "dtype", "seed", "calibration")}
+    components = versions("driver", "models", *_calibration_protocol(row.run))
+    return content_id([reads, components, libraries()])
+
+
+def _calibration_protocol(run: RunSpec) -> list[str]:
+    """The component by which a calibration text becomes token ids; none without calibration."""
+    calibration = run.calibration if isinstance(run, ModelRun) else None
+    return [f"protocol/{calibration.text.protocol}"] if calibration else []
 
 
 def _libraries(row: Resolved, *measuring: str) -> dict[str, str]:
@@ -127,36 +136,34 @@ def _components(row: Resolved) -> list[str]:
         kernels = registry.lookup("format", name).kernels
         on_device = kernels.get("cpu" if run.device == "cpu" else "cuda", ())
         names += [f"format/{name}", *(f"kernel/{kernel}" for kernel in on_device)]
-    if run.calibration:
-        names.append(f"protocol/{run.calibration.text.protocol}")
+    names += _calibration_protocol(run)
     if run.budget is not None:
         names.append("search")
-    return names + _stages(row) if run.tuning else names
+    return names + _stages(run.tuning, run.method, row.labelled) if run.tuning else names
 
 
-def _stages(row: Resolved) -> list[str]:
+def _stages(tuning: Tuning, method: str, labelled: bool) -> list[str]:
     """The components of a tuning's stages, and of its loss where labelled pairs are learnt."""
-    tuning = row.run.tuning
-    found = ["tuning/blocks"] if tuning.block_steps else []
-    if row.labelled:
-        found.append("tuning/labels")
+    names = ["tuning/blocks"] if tuning.block_steps else []
+    if labelled:
+        names.append("tuning/labels")
     end_to_end = "tuning" if tuning.trains == "weights" else f"tuning/{tuning.trains}"
-    if not registry.lookup("method", row.run.method).quantizes:
+    if not registry.lookup("method", method).quantizes:
         end_to_end = "tuning/whole"
-    return [*found, end_to_end] if tuning.steps else found
+    return [*names, end_to_end] if tuning.steps else names
 
 
 def _run_identity(row: Resolved) -> dict[str, Any]:
     """A run with hashes in the place of names that files may change under, and without what is at its default."""
-    run = row.run
-    fixed, own = defaults(type(run)), defaults(registry.lookup("method", run.method))
-    said = {k: v for k, v in dataclasses.asdict(run).items() if getattr(run, k) != fixed[k]}
-    options = {key: value for key, value in run.options if value != own[key]}
-    said |= {"device": run.device.partition(":")[0], "options": options}
+    run, method = row.run, registry.lookup("method", row.run.method)
+    fixed = defaults(ProductRun) if isinstance(run, ProductRun) else defaults(ModelRun)
+    fields = {k: v for k, v in dataclasses.asdict(run).items() if getattr(run, k) != fixed[k]}
+    options = {key: value for key, value in run.options if value != defaults(method)[key]}
+    fields |= {"device": run.device.partition(":")[0], "options": options}
     if isinstance(run, ProductRun):
-        return said
+        return fields
     if run.calibration:
-        said["calibration"]["text"] = row.texts[run.calibration.text]
+        fields["calibration"]["text"] = row.texts[run.calibration.text]
     if run.tuning:
-        said["tuning"] = run.tuning.changed()
-    return said | {"model": row.model}
+        fields["tuning"] = run.tuning.changed()
+    return fields | {"model": row.model}

@@ -1,6 +1,6 @@
 """Rows to measure: resolved, with what the store holds of their cells, and the job by which a worker measures them.
 
-    AskedRow, columns -> PlannedRow -> Job
+    ComposedRow, columns -> RunnableRow -> Job
 
 A column is one metric of one evaluation; several columns may read the same evaluation, which is measured once. A job is
 complete, so that the worker plans nothing. Every Hydra launcher hands overrides to its workers, and so it travels as
@@ -39,8 +39,8 @@ from lutlab.quantizers.stored import STORED
 
 
 @dataclass(frozen=True)
-class AskedRow:
-    """One row of a request.
+class ComposedRow:
+    """One row of a request, composed.
 
     Attributes:
         line: its overrides, key and labels.
@@ -80,12 +80,10 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class PlannedRow:
-    """One row: what to run and its cells by column.
+    """One row: its run and its cells by column, planned here or read from what is published.
 
     Attributes:
-        resolved: all that is known of its files; None of a row that is only reported.
         baseline: key of the same model's row in full precision, of the same sweep; empty where there is none.
-        asked: the row of the request; None of a row that is only reported.
     """
 
     key: str
@@ -93,9 +91,20 @@ class PlannedRow:
     spec: RunSpec
     columns: Mapping[str, ColumnSpec]
     cells: Mapping[str, PlannedCell]
-    resolved: Resolved | None = None
     baseline: str = ""
-    asked: AskedRow | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnableRow(PlannedRow):
+    """A row that can be run.
+
+    Attributes:
+        resolved: all that is known of its files.
+        composed: the row of the request.
+    """
+
+    resolved: Resolved
+    composed: ComposedRow
 
     @property
     def todo(self) -> dict[str, PlannedCell]:
@@ -109,28 +118,36 @@ class PlannedRow:
 
 
 def plan_row(
-    asked: AskedRow, columns: Mapping[str, ColumnSpec], files: Files, baseline: str = ""
-) -> PlannedRow:
+    composed: ComposedRow, columns: Mapping[str, ColumnSpec], files: Files, baseline: str = ""
+) -> RunnableRow:
     """One row, resolved, its cells with their records.
 
     Raises:
         LutlabError: the row asks for what does not exist, or for a budget that no width meets; all texts or the
             model are missing; a stored record is damaged.
     """
-    resolved = resolve(asked.row, columns, files)
+    resolved = resolve(composed.row, columns, files)
     known = {evaluation: cell_identity(resolved, evaluation) for evaluation in resolved.runnable}
     cells = {}
     for name, evaluation in resolved.evaluations.items():
         missing = resolved.missing.get(name, "")
         identity = None if missing else known.get(evaluation)
-        cell_id = identity and content_id(identity)
+        cell_id = None if identity is None else content_id(identity)
         cells[name] = PlannedCell(evaluation, cell_id, missing=missing, identity=identity)
-    line = asked.line
-    row = PlannedRow(line.key, line.labels, resolved.run, columns, cells, resolved, baseline, asked)
-    return with_records(row, Store(asked.row.results))
+    row = RunnableRow(
+        composed.line.key,
+        composed.line.labels,
+        resolved.run,
+        columns,
+        cells,
+        baseline,
+        resolved=resolved,
+        composed=composed,
+    )
+    return with_records(row, Store(composed.row.results))
 
 
-def with_records(row: PlannedRow, store: Store) -> PlannedRow:
+def with_records(row: RunnableRow, store: Store) -> RunnableRow:
     """The row with what the store holds now.
 
     Raises:
@@ -138,20 +155,20 @@ def with_records(row: PlannedRow, store: Store) -> PlannedRow:
     """
     records = {i: store.load(i) for i in {c.cell_id for c in row.cells.values()} if i}
     cells = {
-        name: dataclasses.replace(cell, record=records.get(cell.cell_id))
+        name: dataclasses.replace(cell, record=records.get(cell.cell_id or ""))
         for name, cell in row.cells.items()
     }
     return dataclasses.replace(row, cells=cells)
 
 
-def fresh_cells(rows: Sequence[PlannedRow]) -> list[dict[str, PlannedCell]]:
+def fresh_cells(rows: Sequence[RunnableRow]) -> list[dict[str, PlannedCell]]:
     """Cells to measure of each row, by id; a cell of several rows goes to the first of them."""
     seen: set[str] = set()
-    found = []
+    fresh = []
     for row in rows:
-        found.append({i: cell for i, cell in row.todo.items() if i not in seen})
-        seen |= found[-1].keys()
-    return found
+        fresh.append({i: cell for i, cell in row.todo.items() if i not in seen})
+        seen |= fresh[-1].keys()
+    return fresh
 
 
 def cell_name(run: RunSpec, evaluation: EvalSpec) -> str:
@@ -187,67 +204,61 @@ class Job:
     results: Path
     stream: bool
     threads: int | None
-    machine: dict[str, Any] | None
-    quantized: Path | None
-    untuned: Path | None
-    inputs: Path | None
-    calibration_sha256: str | None
+    machine: dict[str, Any] | None = None
+    quantized: Path | None = None
+    untuned: Path | None = None
+    inputs: Path | None = None
+    calibration_sha256: str | None = None
 
 
 _JOBS: TypeAdapter[Job] = TypeAdapter(Job)
 
 
-def job_of(row: PlannedRow, cells: Mapping[str, PlannedCell], threads: int | None) -> Job:
+def job_of(row: RunnableRow, cells: Mapping[str, PlannedCell], threads: int | None) -> Job:
     """The job that measures some cells of a row, by id; threads: number of torch's, None: its own choice."""
-    asked = dataclasses.replace(row.asked.row, threads=threads)
     speed = any(cell.evaluation in row.resolved.speeds for cell in cells.values())
     return dataclasses.replace(
-        _job(row.resolved, asked),
+        _job(row.resolved, dataclasses.replace(row.composed.row, threads=threads)),
         cells=tuple(dataclasses.replace(cell, record=None) for cell in cells.values()),
         machine=machine(row.spec.device, threads) if speed else None,
     )
 
 
-def job_of_model(asked: Row, files: Files) -> Job:
+def job_of_model(row: Row, files: Files) -> Job:
     """A job without cells: its model is loaded, quantized and stored like that of a table's row.
 
     Raises:
         LutlabError: q, g, device or an option out of range; no such model or text; or it is a product.
     """
-    run = run_of(asked)
+    run = run_of(row)
     if not isinstance(run, ModelRun):
         raise LutlabError("model=product is one product of matrices, and no model: name a model")
-    row = look(Resolved(run, {}), asked.threads, files)
-    job = _job(row, dataclasses.replace(asked, stream=False))
+    resolved = look(Resolved(run, {}), row.threads, files)
+    job = _job(resolved, dataclasses.replace(row, stream=False))
     drives = registry.lookup("method", run.method).quantizes and run.method != STORED
     if job.quantized is None and drives and not run.model.packed:
-        job = dataclasses.replace(job, quantized=asked.results / "quantized" / quantized_id(row))
+        job = dataclasses.replace(job, quantized=row.results / "quantized" / quantized_id(resolved))
     return job
 
 
-def _job(row: Resolved, asked: Row) -> Job:
+def _job(resolved: Resolved, row: Row) -> Job:
     """The job without cells. Blocks are kept of what is calibrated or streamed."""
-    run, quantized = row.run, asked.results / "quantized"
-    is_model = isinstance(run, ModelRun)
-    calibration = run.calibration if is_model else None
-    untuned = None
-    if is_model and run.tuning:
-        plain = dataclasses.replace(row, run=dataclasses.replace(run, tuning=None))
-        untuned = quantized / quantized_id(plain)
-    return Job(
-        run=run,
-        cells=(),
-        results=asked.results,
-        stream=asked.stream,
-        threads=asked.threads,
-        machine=None,
-        quantized=quantized / quantized_id(row)
-        if calibration or (asked.stream and is_model)
-        else None,
-        untuned=untuned,
-        inputs=asked.results / "calibration" / inputs_id(row) if calibration else None,
-        calibration_sha256=row.texts.get(calibration.text) if calibration else None,
-    )
+    run, folder = resolved.run, row.results / "quantized"
+    job = Job(run, (), row.results, row.stream, row.threads)
+    if not isinstance(run, ModelRun):
+        return job
+    if run.calibration or row.stream:
+        job = dataclasses.replace(job, quantized=folder / quantized_id(resolved))
+    if run.tuning:
+        plain = dataclasses.replace(resolved, run=dataclasses.replace(run, tuning=None))
+        job = dataclasses.replace(job, untuned=folder / quantized_id(plain))
+    if run.calibration:
+        job = dataclasses.replace(
+            job,
+            inputs=row.results / "calibration" / inputs_id(resolved),
+            calibration_sha256=resolved.texts.get(run.calibration.text),
+        )
+    return job
 
 
 def override_of(job: Job) -> str:

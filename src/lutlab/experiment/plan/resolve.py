@@ -84,22 +84,24 @@ def resolve(row: Row, columns: Mapping[str, ColumnSpec], files: Files) -> Resolv
     run = run_of(row)
     _check_budget(run, row)
     evaluations = {name: evaluation_of(column, row) for name, column in columns.items()}
-    reasons = {name: _missing(run, one, columns[name]) for name, one in evaluations.items()}
+    reasons = {name: _missing(run, each, columns[name]) for name, each in evaluations.items()}
     missing = {name: reason for name, reason in reasons.items() if reason}
-    own = {e for name, e in evaluations.items() if name not in missing}
-    absent = frozenset(e for e in own if row.mode is Mode.plan and _on_hub(run, e.text))
-    here = dict.fromkeys(e.text for e in evaluations.values() if e.text and e in own - absent)
-    texts, lacking = {}, {}
-    for text in here:
+    runnable = {e for name, e in evaluations.items() if name not in missing}
+    absent = frozenset(e for e in runnable if row.mode is Mode.plan and _on_hub(run, e.text))
+    read = runnable - absent
+    read_texts = dict.fromkeys(e.text for e in evaluations.values() if e.text and e in read)
+    texts: dict[TextSpec, str] = {}
+    lacking: dict[TextSpec, MissingTextError] = {}
+    for text in read_texts:
         try:
             texts[text] = files.text(text).sha256
         except MissingTextError as error:
             lacking[text] = error
     for name, evaluation in evaluations.items():
-        if text := evaluation.text if evaluation.text in lacking else None:
-            missing.setdefault(name, f"no text '{text.protocol}' under data.root={text.root}")
-    if here and all(name in missing for name, e in evaluations.items() if e.text):
-        raise lacking[next(iter(here))]  # the folder has none of the texts
+        if (spec := evaluation.text) and spec in lacking:
+            missing.setdefault(name, f"no text '{spec.protocol}' under data.root={spec.root}")
+    if read_texts and all(name in missing for name, e in evaluations.items() if e.text):
+        raise lacking[next(iter(read_texts))]  # the folder has none of the texts
     return look(Resolved(run, evaluations, missing, absent, texts), row.threads, files)
 
 
@@ -119,20 +121,20 @@ def look(resolved: Resolved, threads: int | None, files: Files) -> Resolved:
     measured = resolved.runnable
     if not measured and resolved.evaluations:
         return resolved
-    if isinstance(run, ProductRun):
-        model, formats, labelled = "", (), False
-    else:
-        calibration = run.calibration and run.calibration.text
-        labelled = bool(calibration) and protocol(calibration.protocol).kind == LABELLED
-        if calibration:
-            texts[calibration] = files.text(calibration).sha256
-        model = files.model_sha256(run.model)
-        formats = (registry.lookup("method", run.method).format,)
-        if run.method == STORED:
-            from lutlab.checkpoint.stored import formats_of
-
-            formats = formats_of(run.model)
     speeds = {e: _speed(run, e, threads) for e in measured if of_this_machine(e)}
+    if isinstance(run, ProductRun):
+        return dataclasses.replace(resolved, speeds=speeds)
+    labelled = False
+    if run.calibration:
+        text = run.calibration.text
+        labelled = protocol(text.protocol).kind == LABELLED
+        texts[text] = files.text(text).sha256
+    model = files.model_sha256(run.model)
+    formats: tuple[str, ...] = (registry.lookup("method", run.method).format,)
+    if run.method == STORED:
+        from lutlab.checkpoint.stored import formats_of
+
+        formats = formats_of(run.model)
     return dataclasses.replace(
         resolved, texts=texts, model=model, formats=formats, speeds=speeds, labelled=labelled
     )
@@ -153,7 +155,7 @@ def _chosen(run: RunSpec, evaluation: EvalSpec, known: dict[str, Any]) -> Any:
     if isinstance(run, ProductRun):
         shapes, kernel = {(rows, columns) for rows, columns, _ in run.shapes}, run.kernel
     else:
-        bits |= {width.q for width in (*run.sublayers, *run.layers)}
+        bits |= {width.q for width in run.sublayers} | {width.q for width in run.layers}
         bits |= {q for q, _ in run.candidates}
     if not run.device.startswith("cpu"):
         from lutlab.kernels.gpu import choice
@@ -162,12 +164,12 @@ def _chosen(run: RunSpec, evaluation: EvalSpec, known: dict[str, Any]) -> Any:
     from lutlab.kernels.cpu.qigen import qigen_gemv
     from lutlab.kernels.cpu.rows import rows_tuning
 
-    found: dict[str, Any] = {"rows": rows_tuning.decisions(bits, known["threads"], shapes)}
+    chosen: dict[str, Any] = {"rows": rows_tuning.decisions(bits, known["threads"], shapes)}
     if rows_tuning.asked():  # the answer comes with the measurement: it is no untuned one
-        found["tunes"] = True
+        chosen["tunes"] = True
     if evaluation.evaluator == "qigen" or kernel == "optq":  # on a CPU they are one kernel
-        found["qigen"] = qigen_gemv.decisions(bits)
-    return found
+        chosen["qigen"] = qigen_gemv.decisions(bits)
+    return chosen
 
 
 def evaluation_of(column: ColumnSpec, row: Row) -> EvalSpec:
@@ -190,14 +192,14 @@ def _missing(run: RunSpec, evaluation: EvalSpec, column: ColumnSpec) -> str:
     evaluator(**dict(evaluation.options))  # refuses values out of range
     if column.reason:
         return column.reason
-    wanted = metric_of(evaluator, column.metric).gpus
-    if wanted > 1 and (here := gpus(run.device)) < wanted:
-        return f"needs {wanted} GPUs that share the model, here {here}"
+    metric = metric_of(evaluator, column.metric)
+    if metric and metric.gpus > 1 and (here := gpus(run.device)) < metric.gpus:
+        return f"needs {metric.gpus} GPUs that share the model, here {here}"
     if not isinstance(run, evaluator.measures):
         return _OTHER_KIND[evaluator.measures]
     task = evaluator.task
-    if isinstance(run, ModelRun) and task and (found := task_here(run.model)) not in ("", task):
-        return f"it is of models for {task}, and {run.name} is for {found}"
+    if isinstance(run, ModelRun) and task and (its_task := task_here(run.model)) not in ("", task):
+        return f"it is of models for {task}, and {run.name} is for {its_task}"
     return registry.lookup("method", run.method).obstacle() or evaluator.obstacle(run)
 
 

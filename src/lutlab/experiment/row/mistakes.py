@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import itertools
 import re
 import sys
@@ -85,10 +86,10 @@ def read(
     groups = choices(config_dirs)
     arguments = located(arguments, groups["model"])
     line = _Line(groups, words)
-    said = [mistake for argument in arguments for mistake in line.read(argument)]
+    mistakes = [mistake for argument in arguments for mistake in line.read(argument)]
     line.presets |= bool(config_dirs)
-    if said := [*said, *line.repeated(), *line.together()]:
-        raise Mistakes(said)
+    if mistakes := [*mistakes, *line.repeated(), *line.together()]:
+        raise Mistakes(mistakes)
     return [line.for_hydra(argument) for argument in arguments]
 
 
@@ -176,11 +177,11 @@ class _Line:
             yield self._unknown(name)
         elif not (isinstance(value, str) and "${" in value):
             try:
-                found = key.read(value)
+                read_value = key.read(value)
             except LutlabError as error:
                 yield str(error)
             else:
-                self.values.setdefault(name, []).append(found)
+                self.values.setdefault(name, []).append(read_value)
 
     def _unknown(self, name: str) -> str:
         """The key that was most likely meant: by its whole name, or by its last part, which stands elsewhere."""
@@ -267,12 +268,12 @@ class _Line:
             yield from _refusals(cls, self._options(f"evaluator.{name}."))
 
     def _of_a_table(self) -> Iterator[str]:
-        given = self.values
-        if "exp" in given and "evaluate" in given:
+        values = self.values
+        if "exp" in values and "evaluate" in values:
             yield "evaluate= chooses the columns of a sweep, those of +exp are its table's: drop one of them"
-        for key in sorted(given.keys() & self.of_methods if "exp" in given else ()):
+        for key in sorted(values.keys() & self.of_methods if "exp" in values else ()):
             yield f"{key}= is of a sweep of your own: drop it, or +exp"
-        if "rows" in given and "exp" not in given:
+        if "rows" in values and "exp" not in values:
             yield "rows= chooses rows of a table: name it, as +exp=table4, or drop rows"
 
     def _of_the_call(self) -> Iterator[str]:
@@ -282,21 +283,21 @@ class _Line:
 
     def _without_use(self) -> Iterator[str]:
         """Keys that nothing reads beside what else is given."""
-        given = self.values
-        (mode, *_) = given.get("mode", [Mode.run])
-        for key in given:
+        values = self.values
+        (mode, *_) = values.get("mode", [Mode.run])
+        for key in values:
             reader = next((m for name, m in _OF_A_MODE.items() if is_one_of(key, (name,))), mode)
             if reader is not mode:
                 yield f"{key}= is read by mode={reader}: drop it, or set that mode"
             elif mode is Mode.dashboard and not is_one_of(key.replace("/", "."), _OF_THE_PAGE):
                 yield f"{key}= says nothing to mode=dashboard, which draws all that was measured: drop it"
-        if any("*" in patterns for patterns in given.get("skip", ())):
+        if any("*" in patterns for patterns in values.get("skip", ())):
             yield "skip=[*] keeps every layer in full precision: write method=none"
-        if "exp" in given or self.presets:
+        if "exp" in values or self.presets:
             return  # the rows, or the user's own preset, may set what these belong to
         for group, owners in _OWNERS.items():
-            named = [key for key in given if is_one_of(key, (group,))]
-            if named and not any(owner in given for owner in owners):
+            named = [key for key in values if is_one_of(key, (group,))]
+            if named and not any(owner in values for owner in owners):
                 owner = "= or ".join(owners)
                 yield f"{named[0]}= is read with {owner}= only: give it too, or drop {named[0]}"
 
@@ -339,12 +340,12 @@ class _Line:
                 yield f"method.{option}: method={name} has no such option, {', '.join(others)} has: {cure}"
             yield from _refusals(cls, {o: v for o, v in options.items() if o in known})
             if "budget" not in self.values and cls.quantizes:
-                method, asked = cls(), map(whole, self.values.get("q", ()))
-                yield from _refused(lambda q, m=method: m.check_width(q, Row.g), asked)
+                check = functools.partial(cls().check_width, g=Row.g)
+                yield from _refused(check, map(whole, self.values.get("q", ())))
 
     def _options(self, prefix: str) -> dict[str, Sequence[Any]]:
-        found = {k: v for k, v in self.values.items() if k.startswith(prefix) and k in self.keys}
-        return {key.removeprefix(prefix): values for key, values in found.items()}
+        fields = {k: v for k, v in self.values.items() if k.startswith(prefix) and k in self.keys}
+        return {key.removeprefix(prefix): values for key, values in fields.items()}
 
 
 def _of_no_value(override: Override, values: Sequence[Any]) -> str:
@@ -392,41 +393,41 @@ def _values(override: Override) -> Iterator[Any]:
 def _check_evaluation(item: str) -> None:
     """Raise LutlabError unless an evaluation, as `ppl:wikitext2`, names an evaluator and a text of its kinds."""
     free_columns([item])
-    asked, _, text = item.partition(":")
-    name = asked.partition(".")[0]
+    measured, _, text = item.partition(":")
+    name = measured.partition(".")[0]
     evaluator: type[Declared] = registry.lookup("evaluator", name)
-    wanted = " or ".join(KINDS[kind] for kind in evaluator.reads)
-    if text and not wanted:
-        raise LutlabError(f"{item}: {name} reads no text: write {asked}")
-    if wanted and not text:
-        raise LutlabError(f"{item}: {name} reads {wanted}: name it, as {asked}:<text>")
+    kinds = " or ".join(KINDS[kind] for kind in evaluator.reads)
+    if text and not kinds:
+        raise LutlabError(f"{item}: {name} reads no text: write {measured}")
+    if kinds and not text:
+        raise LutlabError(f"{item}: {name} reads {kinds}: name it, as {measured}:<text>")
     if not text or evaluator.reads_tasks:  # tasks are lm-eval's to know
         return
     if (kind := protocol(text).kind) not in evaluator.reads:
-        raise LutlabError(f"{item}: {name} reads {wanted}, and {text} is {KINDS[kind]}")
+        raise LutlabError(f"{item}: {name} reads {kinds}, and {text} is {KINDS[kind]}")
 
 
 def _refused(check: Callable[[Any], object], values: Iterable[Any]) -> list[str]:
-    said = []
+    messages = []
     for value in values:
         try:
             check(value)
         except LutlabError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def _refusals(cls: type, options: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     """Refusals of a class of its own options, each with one or several values."""
 
-    def refused(given: Mapping[str, Any]) -> list[str]:
-        return _refused(lambda _: cls(**given), [None])
+    def refused(fields: Mapping[str, Any]) -> list[str]:
+        return _refused(lambda _: cls(**fields), [None])
 
     first = left = {option: values[0] for option, values in options.items()}
-    while said := refused(left):  # it refuses one at a time: leave the culprit out and ask again
-        yield from said
+    while messages := refused(left):  # it refuses one at a time: leave the culprit out, try again
+        yield from messages
         without = [{k: v for k, v in left.items() if k != option} for option in left]
-        left = next((rest for rest in without if refused(rest) != said), {})
+        left = next((rest for rest in without if refused(rest) != messages), {})
     for option, values in options.items():
         for value in values[1:]:
             yield from refused(first | {option: value})

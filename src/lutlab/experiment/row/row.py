@@ -37,13 +37,14 @@ from lutlab.base.limits import (
 from lutlab.base.specs import ModelSpec, Options, Settings, Tuning, Window
 from lutlab.data import Source
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts, long_name
+from lutlab.experiment.artifact.rows import Scale
 from lutlab.experiment.artifact.yaml_file import read_yaml
 
 Logging = Literal["none", "offline", "online"]
 _OF_GROUPS = ("method", "options", "evaluator")  # set by keys of their own classes
 _ELSEWHERE = ("scale", "artifact", "job")
 # The fixed part of a sweep may lack what its rows give.
-_EMPTY = {ModelSpec: {"id": "", "name": ""}}
+_EMPTY: dict[type, dict[str, str]] = {ModelSpec: {"id": "", "name": ""}}
 
 
 class Mode(Enum):
@@ -212,7 +213,7 @@ class Row(Settings):
     baseline: bool = True
     rows: tuple[str, ...] = ()
     mode: Mode = Mode.run
-    scale: str
+    scale: Scale
     model: ModelSpec
     method: str
     options: Options = ()
@@ -247,24 +248,24 @@ class Row(Settings):
             Mistakes: keys that do not exist, values that their keys refuse.
             LutlabError: tuning out of range.
         """
-        given = {name: _value(config, name) for name in config if name != "hydra"}
-        method = given["method"].pop("name")
+        composed = {str(name): _value(config, str(name)) for name in config if name != "hydra"}
+        method = composed["method"].pop("name")
         keys = all_row_keys() | method_keys(method) | evaluator_keys()
-        said, flat = [], {}
-        for name, value in _leaves(given, keys):
+        mistakes, flat = [], {}
+        for name, value in _leaves(composed, keys):
             if name not in keys:
-                said.append(f"no key '{name}': {nearest(name, keys)}")
+                mistakes.append(f"no key '{name}': {nearest(name, keys)}")
                 continue
             try:
                 flat[name] = keys[name].read(value)
             except LutlabError as error:
-                said.append(str(error))
-        if said:
-            raise Mistakes(said)
+                mistakes.append(str(error))
+        if mistakes:
+            raise Mistakes(mistakes)
         evaluators = {}
-        for name, one in registry.classes("evaluator").items():
-            own = _below(f"evaluator.{name}.", flat).items()
-            if changed := {key: value for key, value in own if value != defaults(one)[key]}:
+        for name, evaluator in registry.classes("evaluator").items():
+            fields = _below(f"evaluator.{name}.", flat).items()
+            if changed := {k: value for k, value in fields if value != defaults(evaluator)[k]}:
                 evaluators[name] = _sorted(changed)
         options = _sorted(_below("method.", flat))
         return _built(
@@ -281,14 +282,16 @@ class Row(Settings):
 def all_row_keys() -> dict[str, Key]:
     """Keys of a row's own fields, those among them that lutlab sets itself."""
     keys = {key.name: key for key in keys_of(Row) if key.name not in _OF_GROUPS}
-    settings = [key.name for key in keys_of(Settings)]  # --help has them behind the row's other widths
+    settings = [
+        key.name for key in keys_of(Settings)
+    ]  # --help has them behind the row's other widths
     names = [name for name in keys if name not in settings]
     at = names.index("stream")
     return {name: keys[name] for name in (*names[:at], *settings, *names[at:])}
 
 
 @functools.cache
-def method_keys(name: str) -> Mapping[str, Key]:
+def method_keys(name: str) -> dict[str, Key]:
     """Keys of a registered method."""
     return {key.name: key for key in keys_of(registry.lookup("method", name), "method.")}
 
@@ -307,14 +310,15 @@ def row_keys() -> dict[str, Key]:
 def _value(config: DictConfig, name: str) -> Any:
     """A key's value as Python has it. A sweep's fixed part may lack a model's id, and so its name, made of it."""
     if name == "model" and OmegaConf.is_missing(config.model, "id"):
-        return OmegaConf.to_container(config.model) | {"id": MISSING, "name": MISSING}
+        fields: Any = OmegaConf.to_container(config.model)
+        return fields | {"id": MISSING, "name": MISSING}
     value = MISSING if OmegaConf.is_missing(config, name) else config[name]
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _leaves(given: Mapping[str, Any], keys: Mapping[str, Key], above: str = "") -> Iterator[Any]:
-    """(dotted name, value) of what is given: a mapping is a value where a key holds one."""
-    for name, value in given.items():
+def _leaves(values: Mapping[str, Any], keys: Mapping[str, Key], above: str = "") -> Iterator[Any]:
+    """(dotted name, value) of what is composed: a mapping is a value where a key holds one."""
+    for name, value in values.items():
         name = f"{above}{name}"
         if name not in keys and isinstance(value, dict):
             yield from _leaves(value, keys, f"{name}.")
@@ -324,15 +328,15 @@ def _leaves(given: Mapping[str, Any], keys: Mapping[str, Key], above: str = "") 
 
 def _built(cls: type, above: str, flat: Mapping[str, Any]) -> Any:
     """An instance of a row's class, or of one within it, by dotted names; tuning of no steps is None."""
-    found = {}
-    for one in dataclasses.fields(cls):
-        if inner := nested(cls, one):
-            found[one.name] = _built(inner, f"{above}{one.name}.", flat)
-        elif (name := f"{above}{one.name}") in flat:
-            found[one.name] = flat[name]
-    if cls is Tuning and not (found["steps"] or found["block_steps"]):
+    values = {}
+    for field_ in dataclasses.fields(cls):
+        if inner := nested(cls, field_):
+            values[field_.name] = _built(inner, f"{above}{field_.name}.", flat)
+        elif (name := f"{above}{field_.name}") in flat:
+            values[field_.name] = flat[name]
+    if cls is Tuning and not (values["steps"] or values["block_steps"]):
         return None
-    return cls(**_EMPTY.get(cls, {}) | found)
+    return cls(**_EMPTY.get(cls, {}) | values)
 
 
 def _below(above: str, flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,14 +353,14 @@ def _sorted(values: Mapping[str, Any]) -> Options:
 
 def choices(config_dirs: Sequence[Path] = ()) -> dict[str, list[str]]:
     """Group -> its choices: the presets of conf/ and other folders, the methods, the artifacts."""
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for folder in (sources.folder("conf"), *config_dirs):
         for path in sorted(folder.glob("*/**/*.yaml")):
             group, _, name = path.relative_to(folder).with_suffix("").as_posix().partition("/")
-            found.setdefault(group, []).append(name)
-    found["method"] = list(registry.classes("method"))
-    found["exp"] = [*artifacts(), *artifact_groups()]
-    return dict(sorted(found.items()))
+            groups.setdefault(group, []).append(name)
+    groups["method"] = list(registry.classes("method"))
+    groups["exp"] = [*artifacts(), *artifact_groups()]
+    return dict(sorted(groups.items()))
 
 
 def check_presets(config_dirs: Sequence[Path] = ()) -> None:
@@ -366,8 +370,8 @@ def check_presets(config_dirs: Sequence[Path] = ()) -> None:
         LutlabError: a file cannot be read, is no UTF-8 or no YAML, or is empty.
     """
     groups = [*choices(), "local", "hydra"]
-    own = [folder / group for folder in config_dirs for group in groups]  # and no other folders
-    for folder in (sources.folder("conf") / "local", *own):
+    added = [folder / group for folder in config_dirs for group in groups]  # and no other folders
+    for folder in (sources.folder("conf") / "local", *added):
         for path in sorted(folder.glob("**/*.yaml")):
             read_yaml(path)
             if not path.stat().st_size:
@@ -400,12 +404,12 @@ def register_choices() -> None:
 
 def _defaults(cls: type) -> dict[str, Any]:
     """Field -> default in OmegaConf's types; fields of a dataclass within it as a mapping."""
-    found = {}
-    for one in dataclasses.fields(cls):
-        inner, value = nested(cls, one), default_of(one)
+    node = {}
+    for field_ in dataclasses.fields(cls):
+        inner, value = nested(cls, field_), default_of(field_)
         if inner:
             value = _defaults(inner)
         if value is dataclasses.MISSING:
             value = MISSING
-        found[one.name] = str(value) if isinstance(value, Path | Enum) else value
-    return found
+        node[field_.name] = str(value) if isinstance(value, Path | Enum) else value
+    return node

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from pathlib import PurePath
+from typing import Any
 
 from lutlab.base import registry
 from lutlab.base.devices import device_named
@@ -46,20 +47,20 @@ def run_of(row: Row) -> RunSpec:
     """
     quantizer = registry.lookup("method", row.method)(**dict(row.options))  # refuses
     device = _device(row.device)
-    asked = {
+    common: dict[str, Any] = {
         "method": row.method,
         "options": row.options,
         "device": device,
         "dtype": _dtype(row.dtype, device),
     }
-    if said := list(_mistakes(row, quantizer)):
-        raise Mistakes(said)
+    if mistakes := list(_mistakes(row, quantizer)):
+        raise Mistakes(mistakes)
     quantizes = quantizer.quantizes
     if row.model.source == "product":  # one weight, and nothing to calibrate on
         q, g = _width(row, quantizer)
         shapes, kernel = products.parse_shapes(row.model.id), full_name(row.kernel)
         return ProductRun(
-            shapes=shapes, q=q, g=g, kernel=kernel, knobs=row.all_knobs, seed=row.seed, **asked
+            shapes=shapes, q=q, g=g, kernel=kernel, knobs=row.all_knobs, seed=row.seed, **common
         )
     candidates = _candidates(row, quantizer)
     q, g = (max(q for q, _ in candidates), -1) if candidates else _width(row, quantizer)
@@ -79,7 +80,7 @@ def run_of(row: Row) -> RunSpec:
         sublayers=_sublayers(row, quantizer) if quantizes else (),
         candidates=candidates,
         layers=layer_widths(row.layers or {}, quantizer) if quantizes else (),
-        **asked | settings,
+        **common | settings,
     )
 
 
@@ -91,8 +92,8 @@ def _mistakes(row: Row, quantizer: Method) -> Iterator[str]:
             f"model.id is not given: name a model or its folder, of a product its shape (source {model.source})"
         )
     elif model.source == "product":
-        given = [name for name in _OF_LAYERS if getattr(row, name) != defaults(Row)[name]]
-        for name in (*given, *(f"model.{name}" for name in model.changed())):
+        changed = [name for name in _OF_LAYERS if getattr(row, name) != defaults(Row)[name]]
+        for name in (*changed, *(f"model.{name}" for name in model.changed())):
             yield f"{name}= is of a model, and {model.id} is a single product (model=product): drop it"
     else:
         yield from _of_model(row)
@@ -126,16 +127,16 @@ def _of_model(row: Row) -> Iterator[str]:
             f"model.revision={model.revision} is a commit on the hub, and {model.name} is of source {model.source}, "
             "whose files are here: drop it, or write model.revision=null where the preset has one"
         )
-    asked = {
+    refused = {
         "budget": row.budget is not None,
         "tuning": row.tuning,
         "stream": row.stream,
         "device=spread": spread,
     }
-    if model.packed and any(asked.values()):
+    if model.packed and any(refused.values()):
         yield (
             "model.packed draws layers as they are stored, in the memory of one device, and has no weights to choose "
-            f"widths by or to train: drop {next(key for key, given in asked.items() if given)}, or model.packed"
+            f"widths by or to train: drop {next(key for key, is_set in refused.items() if is_set)}, or model.packed"
         )
 
 
@@ -146,9 +147,9 @@ def _of_budget(row: Row, quantizer: Method) -> Iterator[str]:
         yield f"method={row.method} has no widths to choose: drop budget={row.budget}"
     if row.stream:
         yield "budget tries widths out on copies of the model: drop stream=true"
-    own = [f"sublayers.{kind}" for kind, *_ in _own_widths(row)] + ["layers"] * bool(row.layers)
-    if own:
-        yield f"budget chooses the widths of all layers: drop {own[0]} or the budget"
+    widths = [f"sublayers.{kind}" for kind, *_ in _own_widths(row)] + ["layers"] * bool(row.layers)
+    if widths:
+        yield f"budget chooses the widths of all layers: drop {widths[0]} or the budget"
     if not (row.candidates.q and row.candidates.g):
         yield "budget needs widths to choose from: candidates.q or candidates.g is empty"
 
@@ -176,18 +177,18 @@ def _named(spec: ModelSpec) -> ModelSpec:
 
 
 def _calibration(row: Row) -> CalibrationSpec:
-    chosen = row.calibration
-    text = text_of(chosen.text, row.data)
-    return CalibrationSpec(text, chosen.samples, chosen.seqlen, chosen.seed)
+    drawn = row.calibration
+    text = text_of(drawn.text, row.data)
+    return CalibrationSpec(text, drawn.samples, drawn.seqlen, drawn.seed)
 
 
 def _own_widths(row: Row) -> list[tuple[str, Bits, int]]:
     """Kinds of sub-layer that have a width of their own, with it."""
-    found = []
-    for kind, own in sorted(vars(row.sublayers).items()):
-        width = row.q if own.q is None else own.q, row.g if own.g is None else own.g
-        found += [(kind, *width)] if width != (row.q, row.g) else []
-    return found
+    widths = []
+    for kind, width in sorted(vars(row.sublayers).items()):
+        q, g = row.q if width.q is None else width.q, row.g if width.g is None else width.g
+        widths += [(kind, q, g)] if (q, g) != (row.q, row.g) else []
+    return widths
 
 
 def _sublayers(row: Row, quantizer: Method) -> tuple[Sublayer, ...]:
@@ -202,22 +203,22 @@ def _candidates(row: Row, quantizer: Method) -> tuple[Width, ...]:
     return tuple(dict.fromkeys(quantizer.check_width(q, g) for q, g in widths))
 
 
-def _device(wanted: str) -> str:
-    if wanted == "auto":
+def _device(name: str) -> str:
+    if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted != "spread":
-        return device_named(wanted)
+    if name != "spread":
+        return device_named(name)
     if not torch.cuda.is_available():
         raise LutlabError(
             "device=spread, but this machine has no CUDA device; use device=cpu or device=auto"
         )
-    return wanted
+    return name
 
 
-def _dtype(wanted: str, device: str) -> str:
-    if wanted == "auto":
+def _dtype(name: str, device: str) -> str:
+    if name == "auto":
         return "float32" if device == "cpu" else "float16"
-    return wanted
+    return name
 
 
 def text_of(protocol: str, data: Data, *, tasks: bool = False) -> TextSpec:

@@ -38,17 +38,17 @@ def to_json(spec: RunSpec | EvalSpec) -> dict[str, Any]:
     """The spec in JSON's types; options are a mapping. Fields that were added to a spec are left out at their defaults,
     so that ids of records and folders of sweeps stay.
     """
-    said = dataclasses.asdict(spec) | {"options": dict(spec.options)}
-    said = {key: value for key, value in said.items() if key not in _later(spec, at_default=True)}
-    calibration = said.get("calibration") or {}
-    for text in filter(None, (said.get("text"), calibration.get("text"))):
+    fields = dataclasses.asdict(spec) | {"options": dict(spec.options)}
+    fields = {k: value for k, value in fields.items() if k not in _later(spec, at_default=True)}
+    calibration = fields.get("calibration") or {}
+    for text in filter(None, (fields.get("text"), calibration.get("text"))):
         if text["window"] is None:
             del text["window"]
     if isinstance(spec, ModelRun) and not spec.model.packed:
-        del said["model"]["packed"]
+        del fields["model"]["packed"]
     if isinstance(spec, ModelRun) and spec.tuning:
-        said["tuning"] = spec.tuning.asked()
-    return json.loads(canonical(said))
+        fields["tuning"] = spec.tuning.recorded()
+    return json.loads(canonical(fields))
 
 
 def _later(spec: RunSpec | EvalSpec, at_default: bool) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def run_from(stored: Mapping[str, Any]) -> RunSpec:
     """The run that `to_json` wrote, in this version or an earlier one; fields that are missing get their defaults."""
     kind = _MODEL_RUN if "model" in stored else _PRODUCT_RUN
     options = stored.get("options", {})
-    known = registry.classes("method").get(stored.get("method"))
+    known = registry.classes("method").get(stored.get("method", ""))
     if options and known:  # a record says all that the method had then
         options = {**defaults(known), **options}
     return kind.validate_python({**stored, "options": options})
@@ -82,16 +82,16 @@ def axes(run: RunSpec, evaluation: EvalSpec | None = None) -> dict[str, Any]:
     Returns:
         Axis -> a number, a word or a flag. A setting that is absent (no budget, no calibration) has no axis.
     """
-    found = {"model": run.name, "method": run.method, "q": run.q, "g": run.g}
-    found |= {f"method.{key}": value for key, value in run.options}
+    settings: dict[str, Any] = {"model": run.name, "method": run.method, "q": run.q, "g": run.g}
+    settings |= {f"method.{key}": value for key, value in run.options}
     if isinstance(run, ModelRun):
-        found |= dict(_axes_of_model(run))
+        settings |= dict(_axes_of_model(run))
     else:
-        found |= {"kernel": run.kernel} | {f"knobs.{name}": value for name, value in run.knobs}
-    found |= {"device": run.device, "dtype": run.dtype, "seed": run.seed}
+        settings |= {"kernel": run.kernel} | {f"knobs.{name}": value for name, value in run.knobs}
+    settings |= {"device": run.device, "dtype": run.dtype, "seed": run.seed}
     if evaluation:
-        found |= dict(_axes_of_evaluation(evaluation))
-    return {key: value for key, value in found.items() if value not in (None, "")}
+        settings |= dict(_axes_of_evaluation(evaluation))
+    return {key: value for key, value in settings.items() if value not in (None, "")}
 
 
 def differing(rows: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -112,18 +112,18 @@ def _axes_of_model(run: ModelRun) -> Iterator[tuple[str, Any]]:
     yield "candidates", ", ".join(f"q{q} g{g}" for q, g in run.candidates)
     yield from _calibration(run)
     if run.tuning:
-        yield from ((f"tuning.{name}", value) for name, value in run.tuning.asked().items())
+        yield from ((f"tuning.{name}", value) for name, value in run.tuning.recorded().items())
     yield from _later(run, at_default=False).items()
 
 
 def _sublayers(run: ModelRun) -> Iterator[tuple[str, Any]]:
-    for one in run.sublayers:
-        yield f"sublayers.{one.kind}.q", one.q
-        yield f"sublayers.{one.kind}.g", one.g
+    for sublayer in run.sublayers:
+        yield f"sublayers.{sublayer.kind}.q", sublayer.q
+        yield f"sublayers.{sublayer.kind}.g", sublayer.g
 
 
 def _layers(run: ModelRun) -> str:
-    return ", ".join(f"{one.pattern}: [{one.q}, {one.g}]" for one in run.layers)
+    return ", ".join(f"{layer.pattern}: [{layer.q}, {layer.g}]" for layer in run.layers)
 
 
 def _calibration(run: ModelRun) -> Iterator[tuple[str, Any]]:
@@ -148,7 +148,7 @@ def _axes_of_evaluation(evaluation: EvalSpec) -> Iterator[tuple[str, Any]]:
 # ---- commands ----
 
 # Settings of how and where a run works: they change no number, so that a table's command goes without them.
-NOT_ASKED = ("mode", "results", "logger", "alone", "hydra", "name", "job", "dashboard")
+OF_NO_NUMBER = ("mode", "results", "logger", "alone", "hydra", "name", "job", "dashboard")
 _PLAIN = re.compile(r"[\w./+-]+")  # what Hydra's grammar reads as one word
 
 
@@ -157,15 +157,15 @@ def shell(overrides: Sequence[str]) -> str:
     return f"{program()} {shlex.join(overrides)}".strip()
 
 
-def table_command(artifact: str, asked: Sequence[str]) -> str:
+def table_command(artifact: str, typed: Sequence[str]) -> str:
     """The command that gives a table again.
 
     Args:
         artifact: long name of the artifact; empty for a sweep of one's own.
-        asked: the other overrides of the command line. Those of conf/local, which nobody else has, go before them.
+        typed: the other overrides of the command line. Those of conf/local, which nobody else has, go before them.
     """
     exp = [f"+exp={short_name(artifact)}"] if artifact else []
-    return shell([*exp, *_local(), *asked])
+    return shell([*exp, *_local(), *typed])
 
 
 def _local() -> Iterator[str]:
@@ -179,7 +179,7 @@ def _local() -> Iterator[str]:
             for group, option in choice.items():
                 yield f"{group.removeprefix('override').strip(' /')}={option}"
     for key, value in flatten("", config):
-        if not is_one_of(key, NOT_ASKED):
+        if not is_one_of(key, OF_NO_NUMBER):
             yield f"{key}={_value(value)}"
 
 
@@ -206,30 +206,32 @@ def overrides_of(run: RunSpec, evaluation: EvalSpec, threads: int | None = None)
         threads: number of the CPU's threads, which only a speed depends on.
     """
     text = evaluation.text
-    found = [*(_model_run(run) if isinstance(run, ModelRun) else _product_run(run))]
+    overrides = [*(_model_run(run) if isinstance(run, ModelRun) else _product_run(run))]
     if run.device != "cpu":
-        found.append(f"device={run.device}")
+        overrides.append(f"device={run.device}")
     if run.dtype != ("float32" if run.device == "cpu" else "float16"):
-        found.append(f"dtype={run.dtype}")
+        overrides.append(f"dtype={run.dtype}")
     if run.seed:
-        found.append(f"seed={run.seed}")
-    asked = evaluation.evaluator + (f":{text.protocol}" if text else "")
-    found.append(f"evaluate=[{asked}]")
-    found += [f"evaluator.{evaluation.evaluator}.{k}={_value(v)}" for k, v in evaluation.options]
+        overrides.append(f"seed={run.seed}")
+    name = evaluation.evaluator + (f":{text.protocol}" if text else "")
+    overrides.append(f"evaluate=[{name}]")
+    overrides += [
+        f"evaluator.{evaluation.evaluator}.{k}={_value(v)}" for k, v in evaluation.options
+    ]
     calibration = run.calibration if isinstance(run, ModelRun) else None
     texts = [read for read in (text, calibration and calibration.text) if read]
     files = {read.protocol: read.root for read in texts if read.source == user.SOURCE}
-    found += [f"data.text.{name}={_value(place)}" for name, place in files.items()]
+    overrides += [f"data.text.{name}={_value(place)}" for name, place in files.items()]
     if read := next((read for read in texts if read.source != user.SOURCE), None):
-        found += ["data=hub"] if read.source == "hub" else []
-        found += [f"data.root={_value(read.root)}"] if read.root else []
+        overrides += ["data=hub"] if read.source == "hub" else []
+        overrides += [f"data.root={_value(read.root)}"] if read.root else []
     if text and text.limit:
-        found.append(f"data.limit={text.limit}")
+        overrides.append(f"data.limit={text.limit}")
     if text and text.window:
-        found.append(f"data.window={text.window}")
+        overrides.append(f"data.window={text.window}")
     if threads and registry.lookup("evaluator", evaluation.evaluator).of_this_machine:
-        found.append(f"threads={threads}")
-    return found
+        overrides.append(f"threads={threads}")
+    return overrides
 
 
 def _model_run(run: ModelRun) -> Iterator[str]:
@@ -263,27 +265,27 @@ def _product_run(run: ProductRun) -> Iterator[str]:
 
 def _model(model: ModelSpec) -> Iterator[str]:
     """Overrides of a model, by its preset where it has one."""
-    more = model.changed()
+    changed = model.changed()
     if preset := _presets().get((model.name, model.id, model.revision)):
         yield f"model={preset}"
-        more.pop("revision", None)
+        changed.pop("revision", None)
     else:
         yield f"model={'synthetic' if model.source == 'synthetic' else 'folder'}"
         yield f"model.id={_value(model.id)}"
         if model.source not in ("synthetic", "folder"):
             yield f"model.source={model.source}"
             yield f"model.name={_value(model.name)}"
-    yield from (f"model.{name}={_value(value)}" for name, value in more.items())
+    yield from (f"model.{name}={_value(value)}" for name, value in changed.items())
 
 
 @functools.cache
 def _presets() -> Mapping[tuple[str, str, str | None], str]:
     """Name, id and revision of a model -> its preset; read once: a page of all has thousands of commands."""
-    found = {}
+    presets = {}
     for path in sorted((sources.folder("conf") / "model").glob("*.yaml")):
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
-        found[said["name"], said["id"], said.get("revision")] = path.stem
-    return found
+        preset = yaml.safe_load(path.read_text(encoding="utf-8"))
+        presets[preset["name"], preset["id"], preset.get("revision")] = path.stem
+    return presets
 
 
 def _method(run: RunSpec) -> Iterator[str]:

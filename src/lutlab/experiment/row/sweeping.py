@@ -20,7 +20,7 @@ from lutlab.experiment.artifact.artifact import Artifact, load_artifact
 from lutlab.experiment.artifact.catalog import artifact_groups, artifacts
 from lutlab.experiment.artifact.rows import ArtifactRow, Scale
 from lutlab.experiment.row.row import Row
-from lutlab.experiment.row.spelling import NOT_ASKED, is_one_of
+from lutlab.experiment.row.spelling import OF_NO_NUMBER, is_one_of
 
 # Axes that the command line may replace: the rows are then measured on that model.
 _SELECTABLE = {"model"}
@@ -40,14 +40,14 @@ class Request:
         arguments: overrides of every row.
         sweeps: override alternatives of each swept key, in a free sweep.
         of_methods: alternatives of `method.<name>.<field>=` in a free sweep, each as (method, override).
-        asked: typed overrides that decide numbers, for the table's command.
+        typed: overrides that decide numbers, as they were typed, for the table's command.
     """
 
     artifact: Artifact | None
     arguments: tuple[str, ...]
     sweeps: tuple[tuple[str, ...], ...] = ()
     of_methods: tuple[tuple[tuple[str, str], ...], ...] = ()
-    asked: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
 
 
 def parse(arguments: Sequence[str]) -> list[Request]:
@@ -59,25 +59,30 @@ def parse(arguments: Sequence[str]) -> list[Request]:
     overrides = OverridesParser.create().parse_overrides(list(arguments))
     exp = [o for o in overrides if o.key_or_group == "exp"]
     rest = [o for o in overrides if o.key_or_group != "exp"]
-    asked = tuple(_typed(o) for o in rest if not is_one_of(o.key_or_group, NOT_ASKED))
+    typed = tuple(_typed(o) for o in rest if not is_one_of(o.key_or_group, OF_NO_NUMBER))
     if not exp:
-        own = [o for o in rest if _method_of(o)]
+        fields = tuple(_of_method(o) for o in rest if _method_of(o))
         others = [o for o in rest if not _method_of(o)]
-        fixed = tuple(o.input_line for o in others if not o.is_sweep_override())
+        fixed = tuple(_line(o) for o in others if not o.is_sweep_override())
         swept = tuple(tuple(_alternatives(o)) for o in others if o.is_sweep_override())
-        return [Request(None, fixed, swept, tuple(map(_of_method, own)), asked)]
-    if swept := [o.key_or_group for o in rest if o.is_sweep_override()]:
+        return [Request(None, fixed, swept, fields, typed)]
+    if keys := [o.key_or_group for o in rest if o.is_sweep_override()]:
         raise LutlabError(
-            f"{swept[0]} is swept, but +exp fixes the rows of a paper's table; drop +exp for a sweep of your own"
+            f"{keys[0]} is swept, but +exp fixes the rows of a paper's table; drop +exp for a sweep of your own"
         )
     names = [name for o in exp for name in _artifact_names(o)]
-    given = tuple(o.input_line for o in rest)
-    return [Request(load_artifact(n), given, asked=asked) for n in names]
+    fixed = tuple(map(_line, rest))
+    return [Request(load_artifact(name), fixed, typed=typed) for name in names]
+
+
+def _line(override: Override) -> str:
+    """An override as Hydra read it; one that was parsed has such a line."""
+    return override.input_line or ""
 
 
 def _typed(override: Override) -> str:
     """The override as a reader types it: a choice of values as the values."""
-    return re.sub(r"=choice\((.*)\)$", r"=\1", override.input_line).lstrip("+")
+    return re.sub(r"=choice\((.*)\)$", r"=\1", _line(override)).lstrip("+")
 
 
 def _method_of(override: Override) -> str:
@@ -90,7 +95,7 @@ def _method_of(override: Override) -> str:
 def _of_method(override: Override) -> tuple[tuple[str, str], ...]:
     """The alternatives of `method.bcq.offset=true,false`: (`bcq`, `method.offset=true`), …"""
     method = _method_of(override)
-    lines = _alternatives(override) if override.is_sweep_override() else [override.input_line]
+    lines = _alternatives(override) if override.is_sweep_override() else [_line(override)]
     return tuple((method, line.replace(f"method.{method}.", "method.", 1)) for line in lines)
 
 
@@ -112,7 +117,8 @@ def _artifact_names(override: Override) -> list[str]:
 
 def variant(request: Request, row: Row) -> str:
     """The folder of a report: another scale, text, model, calibration or option stands beside the default one."""
-    parts, model = [row.scale], row.model
+    model = row.model
+    parts: list[str] = [row.scale]
     if row.data.root:
         parts.append(Path(row.data.root).name)
     if row.data.window:
@@ -174,14 +180,14 @@ def rows_of(request: Request, common: Row) -> list[ArtifactRow]:
             raise LutlabError(
                 f"rows= names '{pattern}', which is not a row of {artifact.name}: {nearest(pattern, known)}"
             )
-    wanted = [r for r in rows if any(fnmatchcase(r.key, p) for p in selected or ["*"])]
+    chosen = [r for r in rows if any(fnmatchcase(r.key, p) for p in selected or ["*"])]
     extra = [f"+exp={artifact.name}", *request.arguments]
-    return [dataclasses.replace(row, overrides=[*row.overrides, *extra]) for row in wanted]
+    return [dataclasses.replace(row, overrides=[*row.overrides, *extra]) for row in chosen]
 
 
 def _free_rows(request: Request, default: str) -> list[ArtifactRow]:
     """The product of the swept values; a field of one method only in the rows of that method."""
-    found: dict[tuple[str, ...], ArtifactRow] = {}
+    rows: dict[tuple[str, ...], ArtifactRow] = {}
     methods = set()
     for combination in itertools.product(*request.sweeps):
         line = [*request.arguments, *combination]
@@ -189,18 +195,19 @@ def _free_rows(request: Request, default: str) -> list[ArtifactRow]:
         method = chosen[-1] if chosen else default
         methods.add(method)
         for fields in itertools.product(*request.of_methods):
-            own = [override for of, override in fields if of == method]
-            found.setdefault((*line, *own), ArtifactRow("", {}, [*line, *own]))
-    for of, override in (one for some in request.of_methods for one in some):
-        if of not in methods:
+            overrides = [*line, *(override for owner, override in fields if owner == method)]
+            rows.setdefault(tuple(overrides), ArtifactRow("", {}, overrides))
+    for owner, override in itertools.chain.from_iterable(request.of_methods):
+        if owner not in methods:
             field = override.removeprefix("method.")
             raise LutlabError(
-                f"method.{of}.{field}: no row of this sweep has method={of}, but {', '.join(sorted(methods))}"
+                f"method.{owner}.{field}: no row of this sweep has method={owner}, but {', '.join(sorted(methods))}"
             )
-    return list(found.values())
+    return list(rows.values())
 
 
 def baseline_of(row: ArtifactRow) -> ArtifactRow:
     """The same row in full precision: without the settings of its weights."""
-    kept = [o for o in row.overrides if not is_one_of(o.lstrip("+").partition("=")[0], _OF_WEIGHTS)]
-    return dataclasses.replace(row, overrides=[*kept, "method=none"])
+    keys = {override: override.lstrip("+").partition("=")[0] for override in row.overrides}
+    others = [override for override, key in keys.items() if not is_one_of(key, _OF_WEIGHTS)]
+    return dataclasses.replace(row, overrides=[*others, "method=none"])

@@ -49,19 +49,19 @@ def read(arguments: Sequence[str]) -> list[str]:
         LutlabError: what `add` refuses, or `experiments=` names several folders.
         hydra.errors.OverrideParseException: a value that Hydra's grammar cannot read.
     """
-    found: dict[str, list[str]] = {"plugins": [], "experiments": []}
-    kept = []
+    names: dict[str, list[str]] = {"plugins": [], "experiments": []}
+    line = []
     for argument in arguments:
         key = argument.partition("=")[0].lstrip("+")
         if key.startswith(_TEXTS):
             user.declare(key.removeprefix(_TEXTS))
-        if key in found:
-            found[key] = _values(argument)
-        kept.append(f"plugins=[{','.join(found[key])}]" if key == "plugins" else argument)
-    if len(found["experiments"]) > 1:
-        raise LutlabError(f"experiments={','.join(found['experiments'])}: give one folder")
-    add(found["plugins"], next(iter(found["experiments"]), None))
-    return kept
+        if key in names:
+            names[key] = _values(argument)
+        line.append(f"plugins=[{','.join(names[key])}]" if key == "plugins" else argument)
+    if len(names["experiments"]) > 1:
+        raise LutlabError(f"experiments={','.join(names['experiments'])}: give one folder")
+    add(names["plugins"], next(iter(names["experiments"]), None))
+    return line
 
 
 def _values(argument: str) -> list[str]:
@@ -84,9 +84,9 @@ def _import(name: str) -> None:
     """Import after lutlab's own classes, so that a name taken twice is the user's to change."""
     for group in registry.PACKAGES:
         registry.classes(group)
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # kept: what a plugin imports later, and workers, need it as well
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # for good: imports of a plugin's later, and workers, need it too
     try:
         importlib.import_module(name)
     except Exception as error:
@@ -98,6 +98,6 @@ def _import(name: str) -> None:
 
 def _place(error: Exception) -> str:
     """` (<file>, line <n>)` in the user's code, where an import failed; empty where none of it ran."""
-    frames = traceback.extract_tb(error.__traceback__)[2:]  # after ours and importlib's
-    own = [frame for frame in frames if not frame.filename.startswith("<frozen")]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    stack = traceback.extract_tb(error.__traceback__)[2:]  # after ours and importlib's
+    frames = [frame for frame in stack if not frame.filename.startswith("<frozen")]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

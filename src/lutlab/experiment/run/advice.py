@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 SMALL = 1_000_000_000  # weights of linear layers; larger models lose less
 FULL_PRECISION = 24.1  # perplexity of SmolLM2-135M on the first four windows of WikiText-2
 # (method, q) -> its perplexity there, of lutlab/gguf_types and lutlab/binary_and_uniform at g=64
-BEYOND_USE = {
+BEYOND_USE: dict[tuple[str, float], float] = {
     ("rtn", 3): 84.8,
     ("rtn", 2): 1.09e6,
     ("bcq", 3): 438.5,

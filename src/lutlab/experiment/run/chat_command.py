@@ -42,7 +42,7 @@ def _chat(words: dict[str, Any], rest: list[str]) -> int:
     from lutlab.generate import context_of, engine
     from lutlab.generate.text import Chooser, encoded
 
-    planned = Planned.of(rest, _WORDS)
+    planned = Planned.from_line(rest, _WORDS)
     draws = {name: words[name] for name in ("temperature", "top_k", "top_p")}
     draws["seed"] = planned.settings.seed
     Chooser(**draws)  # refused before a model is quantized, which may take hours
@@ -122,20 +122,20 @@ class Conversation:
         pieces = stream(
             self.engine, self.tokenizer, [prompt], tokens, chat=not self.raw, **self.draws
         )
-        said, stamps = "", []
+        reply, stamps = "", []
         try:
             for piece in pieces:
                 stamps.append(time.perf_counter())
-                said += piece.text
+                reply += piece.text
                 print(visible(piece.text), end="", flush=True)
         except KeyboardInterrupt:
             print(" …", end="")
         print(flush=True)
         print(speed(stamps, tokens), file=sys.stderr)
         if self.raw:
-            self.text = prompt + said
+            self.text = prompt + reply
         else:
-            self.messages = [*prompt, {"role": "assistant", "content": said}]
+            self.messages = [*prompt, {"role": "assistant", "content": reply}]
 
 
 def speed(stamps: Sequence[float], most: int) -> str:

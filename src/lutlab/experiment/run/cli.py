@@ -87,15 +87,15 @@ def composed(arguments: Sequence[str], refused: Sequence[str], words: Iterable[s
 
     with _words_of_ours():
         overrides = mistakes.read(additions.read(arguments), words=words)
-        said = [
-            f"{one.input_line}: it is of a table or a sweep; drop it"
-            if one.key_or_group in refused
-            else f"{one.input_line}: one model is run; give one value"
-            for one in OverridesParser.create().parse_overrides(overrides)
-            if one.key_or_group in refused or one.is_sweep_override()
+        messages = [
+            f"{override.input_line}: it is of a table or a sweep; drop it"
+            if override.key_or_group in refused
+            else f"{override.input_line}: one model is run; give one value"
+            for override in OverridesParser.create().parse_overrides(overrides)
+            if override.key_or_group in refused or override.is_sweep_override()
         ]
-        if said:
-            raise Mistakes(said)
+        if messages:
+            raise Mistakes(messages)
         register_choices()
         with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
             return Row.of(compose("config", overrides))
@@ -135,43 +135,43 @@ def _read(arguments: Sequence[str]) -> list[str] | None:
     if "--version" in arguments:  # Hydra would print its own
         print(f"lutlab {lutlab.__version__}")
         return None
-    asked, rest = get_args_parser().parse_known_args(arguments)
-    if asked.experimental_rerun is not None:
+    typed, rest = get_args_parser().parse_known_args(arguments)
+    if typed.experimental_rerun is not None:
         raise LutlabError(
-            f"--experimental-rerun={asked.experimental_rerun}: Hydra would unpickle that file, which can run any code; "
+            f"--experimental-rerun={typed.experimental_rerun}: Hydra would unpickle that file, which can run any code; "
             "`lutlab results rerun <cell>` measures a cell again from its record"
         )
-    presets = [Path(asked.config_dir)] if asked.config_dir else []
+    presets = [Path(typed.config_dir)] if typed.config_dir else []
     check_presets(presets)
-    if asked.help:
-        topics = [word for word in asked.overrides if re.match(r"[^=]*$|(method|evaluator)=", word)]
+    if typed.help:
+        topics = [word for word in typed.overrides if re.match(r"[^=]*$|(method|evaluator)=", word)]
         print(help_of(topics, presets))
         return None
-    if meant := [close for word in asked.overrides[:1] for close in _commands_like(word)]:
+    if meant := [close for word in typed.overrides[:1] for close in _commands_like(word)]:
         raise LutlabError(
-            f"no command '{asked.overrides[0]}': did you mean '{meant[0]}'? known: {', '.join(COMMANDS)}"
+            f"no command '{typed.overrides[0]}': did you mean '{meant[0]}'? known: {', '.join(COMMANDS)}"
         )
     exclusive = ("multirun", "cfg", "info", "shell_completion")
-    given = [f"--{name}" for name in exclusive if getattr(asked, name)]
-    if len(given) > 1:
-        raise LutlabError(f"{' and '.join(given)}: give one of them".replace("_", "-"))
-    if asked.shell_completion and not any(map(_is_completion, asked.overrides)):
+    modes = [f"--{name}" for name in exclusive if getattr(typed, name)]
+    if len(modes) > 1:
+        raise LutlabError(f"{' and '.join(modes)}: give one of them".replace("_", "-"))
+    if typed.shell_completion and not any(map(_is_completion, typed.overrides)):
         raise LutlabError(
             "-sc wants install=bash or uninstall=bash (or fish, zsh); the shell itself asks by query="
         )
     # A line not complete yet, or a user's own schema.
-    if asked.shell_completion or asked.config_name:
+    if typed.shell_completion or typed.config_name:
         return list(arguments)
-    overrides = [*asked.overrides, *(argument for argument in rest if not argument.startswith("-"))]
+    overrides = [*typed.overrides, *(word for word in rest if not word.startswith("-"))]
     options = [argument for argument in arguments if argument not in overrides]
-    said = [_unknown_option(option) for option in rest if option.startswith("-")]
-    said += _without_use(asked)
+    messages = [_unknown_option(option) for option in rest if option.startswith("-")]
+    messages += _without_use(typed)
     try:
         overrides = mistakes.read(overrides, presets)
     except Mistakes as error:
-        said += error.said
-    if said:
-        raise Mistakes(said)
+        messages += error.said
+    if messages:
+        raise Mistakes(messages)
     # conf/config.yaml says --multirun too, but Hydra forgets that where an override is wrong, and blames the sweep
     return [*overrides, *(options or ["--multirun"])]
 
@@ -182,20 +182,18 @@ def _commands_like(word: str) -> list[str]:
 
 
 def _is_completion(override: str) -> bool:
-    asked = override.partition("=")[0]
-    return asked in ("install", "uninstall") or (asked == "query" and "COMP_LINE" in os.environ)
+    key = override.partition("=")[0]
+    return key in ("install", "uninstall") or (key == "query" and "COMP_LINE" in os.environ)
 
 
-def _without_use(asked: argparse.Namespace) -> list[str]:
+def _without_use(typed: argparse.Namespace) -> Iterator[str]:
     """Mistakes of Hydra's options beside each other."""
-    said = []
-    if asked.run:
-        said.append("--run: every call is a sweep, of one row or more: drop it")
-    if not asked.cfg:
+    if typed.run:
+        yield "--run: every call is a sweep, of one row or more: drop it"
+    if not typed.cfg:
         for name in ("resolve", "package"):
-            if getattr(asked, name):
-                said.append(f"--{name} is read with --cfg=job only: give it too, or drop --{name}")
-    return said
+            if getattr(typed, name):
+                yield f"--{name} is read with --cfg=job only: give it too, or drop --{name}"
 
 
 def _unknown_option(option: str) -> str:
@@ -209,7 +207,7 @@ def _in_our_words(error: Exception) -> str:
 
     Its advice to append by `+` is left out: it would add a key that nobody reads.
     """
-    missing, options = getattr(error, "missing_cfg_file", None), getattr(error, "options", None)
+    missing, options = getattr(error, "missing_cfg_file", "") or "", getattr(error, "options", None)
     if plugin := _LAUNCHERS.get(missing):
         return f"{missing.replace('launcher/', 'launcher=')} is not installed: pip install 'lutlab[{plugin}]'"
     if missing and options:
@@ -247,8 +245,8 @@ def short_page() -> str:
     lines += [f"  {name:<13}{about}" for name, about in COMMANDS.items()]
     lines += ["", "Keys, <key>=<value>; values with commas between them are a sweep:"]
     lines += [f"  {name:<13}{about}" for name, about in GROUPS.items()]
-    more = "--help <group>, --help method=gptq, --help evaluator=ppl, --help all; --hydra-help for Hydra's options"
-    return "\n".join([*lines, "", f"More: {more}", "Words: docs/concepts.md has a glossary"])
+    topics = "--help <group>, --help method=gptq, --help evaluator=ppl, --help all; --hydra-help for Hydra's options"
+    return "\n".join([*lines, "", f"More: {topics}", "Words: docs/concepts.md has a glossary"])
 
 
 def _topic(topic: str, config_dirs: Sequence[Path]) -> str:
@@ -294,9 +292,9 @@ def help_page(config_dirs: Sequence[Path] = ()) -> str:
     All of it is read where it is decided: the folders of presets, and the classes (base/fields.py).
     """
     width = _width()
-    found = choices(config_dirs)
     lines = ["== Choices: <group>=<choice> =="]
-    lines += [_wrapped(f"{group}: ", ", ".join(names), width) for group, names in _by_folder(found)]
+    groups = _by_folder(choices(config_dirs))
+    lines += [_wrapped(f"{group}: ", ", ".join(names), width) for group, names in groups]
     lines += [
         "",
         "== Keys: <key>=<value>, here with the value they have unless a preset sets another ==",
@@ -322,7 +320,7 @@ def _of_evaluator(name: str, width: int) -> list[str]:
     """An evaluator in a sentence, and its options; its own sentence where its module has several."""
     cls = registry.lookup("evaluator", name)
     several = sum(
-        one.__module__ == cls.__module__ for one in registry.classes("evaluator").values()
+        other.__module__ == cls.__module__ for other in registry.classes("evaluator").values()
     )
     about = _sentence(cls if several > 1 else sys.modules[cls.__module__])
     lines = textwrap.wrap(f"{name}: {about}", width, subsequent_indent="    ")
@@ -330,10 +328,10 @@ def _of_evaluator(name: str, width: int) -> list[str]:
     return [*lines, *_listed((k for k in keys if k.name.startswith(f"evaluator.{name}.")), width)]
 
 
-def _by_folder(found: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
+def _by_folder(groups: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
     """(group, choices), those in a folder of the group apart: exp/nuqmm: all, table3."""
     rows: dict[str, list[str]] = {}
-    for group, names in found.items():
+    for group, names in groups.items():
         for name in names:
             folder, slash, leaf = name.rpartition("/")
             rows.setdefault(f"{group}/{folder}" if slash else group, []).append(leaf)
@@ -353,7 +351,7 @@ def _listed(keys: Iterable[Key], width: int) -> list[str]:
         label = f"  {key.name}={spelled(key.default) if known else ''}"
         text = textwrap.wrap(key.about + values, width - 34) or [""]
         first = f"{label:<33} {text[0]}" if len(label) < 34 else f"{label}\n{'':34}{text[0]}"
-        lines += [first, *(f"{'':34}{more}" for more in text[1:])]
+        lines += [first, *(f"{'':34}{line}" for line in text[1:])]
     return lines
 
 

@@ -74,9 +74,9 @@ def ended(command: Callable[[], int | None]) -> int:
 
 def _limit(error: Exception) -> str:
     """The operating system's limit that an error is of; empty where it is another error."""
-    if isinstance(error, MemoryError) or any(said in str(error) for said in _MEMORY):
-        said = str(error).partition("\n")[0]
-        return f"out of memory ({said or 'MemoryError'}): give the process more (ulimit -v, the job's limit); {_KEPT}"
+    if isinstance(error, MemoryError) or any(phrase in str(error) for phrase in _MEMORY):
+        line = str(error).partition("\n")[0]
+        return f"out of memory ({line or 'MemoryError'}): give the process more (ulimit -v, the job's limit); {_KEPT}"
     if isinstance(error, OSError) and error.errno is not None:
         _drop(sys.stdout)  # what it may still hold cannot be written either
         place = f" {error.filename}" if error.filename else ""
@@ -118,6 +118,8 @@ def _reader_left() -> int:
 
 def _drop(stream: TextIO | None) -> None:
     """Send the rest of a stream nowhere: Python flushes it once more when it ends."""
+    if stream is None:
+        return
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

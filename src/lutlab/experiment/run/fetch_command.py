@@ -22,8 +22,8 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("models", nargs="+", metavar="<model>", help="preset: smollm2-135m")
-    given = parser.parse_args(arguments)
-    return ended(lambda: _fetch(given.models))
+    models = parser.parse_args(arguments).models
+    return ended(lambda: _fetch(models))
 
 
 def _fetch(models: Sequence[str]) -> int:

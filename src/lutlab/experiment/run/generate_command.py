@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _generate(words: dict[str, Any], rest: list[str]) -> int:
-    prompts = [sys.stdin.read() if one == "-" else one for one in words["prompt"]]
+    prompts = [sys.stdin.read() if text == "-" else text for text in words["prompt"]]
     if not prompts:
         raise LutlabError('no prompt: give the text to continue, as prompt="Once upon a time"')
     chat, folder = words["chat"], words["save"]
@@ -53,7 +53,7 @@ def _generate(words: dict[str, Any], rest: list[str]) -> int:
     from lutlab.generate import engine
     from lutlab.generate.text import Chooser, encoded, stream
 
-    planned = Planned.of(rest, _WORDS)
+    planned = Planned.from_line(rest, _WORDS)
     job, tokenizer = planned.job, planned.tokenizer
     # Refused before a model is quantized, which may take hours.
     draws = {name: words[name] for name in ("temperature", "top_k", "top_p")}
@@ -70,11 +70,11 @@ def _generate(words: dict[str, Any], rest: list[str]) -> int:
     if job.quantized:
         print(f"quantized blocks are kept in {job.quantized}", file=sys.stderr)
     length = words["length"] or longest + words["tokens"] - 1
-    own = engine(model, len(prompts), length, words["cache"], words["engine"])
-    pieces = stream(own, tokenizer, prompts, words["tokens"], chat=chat, **draws)
+    chosen = engine(model, len(prompts), length, words["cache"], words["engine"])
+    pieces = stream(chosen, tokenizer, prompts, words["tokens"], chat=chat, **draws)
     # An answer is told from its message; a continuation begins with its prompt.
-    begun = [f"> {one}\n" if len(prompts) > 1 else "" for one in prompts] if chat else prompts
-    return _tell(pieces, own, begun, words["tokens"])
+    begun = [f"> {text}\n" if len(prompts) > 1 else "" for text in prompts] if chat else prompts
+    return _tell(pieces, chosen, begun, words["tokens"])
 
 
 def _tell(pieces: Any, engine: Engine, begun: Sequence[str], most: int) -> int:
@@ -102,14 +102,14 @@ def _tell(pieces: Any, engine: Engine, begun: Sequence[str], most: int) -> int:
 def _summary(engine: Engine, stamps: Sequence[float], most: int) -> str:
     """Tokens, seconds, engine and kernels, in a line."""
     tokens, facts = len(stamps) - 1, engine.facts()
-    said = f"{tokens} tokens"
+    speed = f"{tokens} tokens"
     if tokens == most:
-        said += f" (cut there: tokens={most})"
+        speed += f" (cut there: tokens={most})"
     if tokens > 1:
         seconds = stamps[-1] - stamps[1]
-        said += f", the first after {stamps[1] - stamps[0]:.3g} s, then {(tokens - 1) / seconds:.4g} a second"
+        speed += f", the first after {stamps[1] - stamps[0]:.3g} s, then {(tokens - 1) / seconds:.4g} a second"
     ran = "; ".join(facts["kernel"])
     return (
-        f"\n{said}\nengine {facts['engine']}, {facts['threads']} threads; cache {facts['cache']}, "
+        f"\n{speed}\nengine {facts['engine']}, {facts['threads']} threads; cache {facts['cache']}, "
         f"{facts['cache_bytes'] / 1e6:.3g} MB; head {facts['head']}; {ran}"
     )

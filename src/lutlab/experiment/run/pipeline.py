@@ -15,7 +15,7 @@ from lutlab.base.kept.files import remove_leftovers
 from lutlab.base.lazy import torch
 from lutlab.experiment.plan import free, plan
 from lutlab.experiment.plan.cost import History
-from lutlab.experiment.plan.plan import AskedRow, PlannedCell, PlannedRow
+from lutlab.experiment.plan.plan import ComposedRow, PlannedCell, RunnableRow
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.records import dashboard
 from lutlab.experiment.report import compare, print_table, write_report
@@ -81,7 +81,7 @@ def sweep(arguments: Sequence[str], compose: Compose, launch: Launch) -> None:
         raise RowsFailed(f"{failed} cells failed; the table says why; run again to try them again")
 
 
-def _with_records(planned: Sequence[PlannedRow], common: Row) -> list[PlannedRow]:
+def _with_records(planned: Sequence[RunnableRow], common: Row) -> list[RunnableRow]:
     store = Store(common.results)
     return [plan.with_records(row, store) for row in planned]
 
@@ -89,7 +89,7 @@ def _with_records(planned: Sequence[PlannedRow], common: Row) -> list[PlannedRow
 def _command(request: sweeping.Request, common: Row) -> str:
     """The command that gives the table again, in the same folder."""
     name = [f"name={common.name}"] if common.name else []
-    return table_command(request.artifact.name if request.artifact else "", [*request.asked, *name])
+    return table_command(request.artifact.name if request.artifact else "", [*request.typed, *name])
 
 
 def _draw(request: sweeping.Request, common: Row) -> None:
@@ -98,14 +98,14 @@ def _draw(request: sweeping.Request, common: Row) -> None:
         raise LutlabError(
             "mode=dashboard draws all that was measured, and its page has filters: leave out +exp and swept values"
         )
-    asked = common.dashboard
-    folders = [Path(folder) for folder in asked.of or [common.results]]
-    if asked.tracked:
-        cells, claims, source = dashboard.of_tracked(asked.tracked), [], str(asked.tracked)
-    else:
+    page = common.dashboard
+    folders = [Path(folder) for folder in page.of or [common.results]]
+    if not page.tracked:
         cells, claims = dashboard.of_records(*folders)
         source = ", ".join(map(str, folders))
-    path = asked.output or common.results / "dashboard.html"
+    else:
+        cells, claims, source = dashboard.of_tracked(page.tracked), [], str(page.tracked)
+    path = page.output or common.results / "dashboard.html"
     dashboard.write(path, cells, claims, source)
     size = path.stat().st_size / 1e6
     Console().print(
@@ -117,36 +117,36 @@ def _draw(request: sweeping.Request, common: Row) -> None:
 
 def _plan(
     request: sweeping.Request, common: Row, compose: Compose, files: Files
-) -> tuple[list[PlannedRow], Path]:
+) -> tuple[list[RunnableRow], Path]:
     """Planned rows, and the folder of their report."""
-    asked = [AskedRow(r, compose(r.overrides)) for r in sweeping.rows_of(request, common)]
+    rows = [ComposedRow(r, compose(r.overrides)) for r in sweeping.rows_of(request, common)]
     if request.artifact is None:
-        planned = free.plan_sweep(free.beside_full_precision(asked, compose), files)
+        planned = free.plan_sweep(free.beside_full_precision(rows, compose), files)
         return planned, free.folder_of(planned, common)
     if common.name is not None:
         raise LutlabError(f"name={common.name} is of a sweep of your own: drop it, or +exp")
     artifact = request.artifact
-    planned = [plan.plan_row(one, artifact.columns_of(one.line), files) for one in asked]
+    planned = [plan.plan_row(row, artifact.columns_of(row.line), files) for row in rows]
     return planned, common.results / artifact.name / sweeping.variant(request, common)
 
 
-def _measure(rows: Sequence[PlannedRow], common: Row, launch: Launch, files: Files) -> None:
+def _measure(rows: Sequence[RunnableRow], common: Row, launch: Launch, files: Files) -> None:
     """Launch a job for each row that misses a cell and that `alone` selects; a cell that several rows ask for is
     measured once.
 
     Rows that measure the machine follow one at a time, with as many threads as this process has.
     """
-    together, alone = [], []
+    together: list[list[str]] = []
+    alone: list[list[str]] = []
     history = History.of(Store(common.results).all().values())
     waiting: dict[str, tuple[str, float]] = {}
     for row, cells in zip(rows, plan.fresh_cells(rows), strict=True):
         if not cells or common.alone not in (None, row.alone):
             continue
-        own = row.asked.row.threads
-        threads = own or (torch.get_num_threads() if row.alone else None)
+        threads = row.composed.row.threads or (torch.get_num_threads() if row.alone else None)
         job = plan.job_of(row, cells, threads)
-        chosen = alone if row.alone else together
-        chosen.append([*row.asked.line.overrides, plan.override_of(job)])
+        jobs = alone if row.alone else together
+        jobs.append([*row.composed.line.overrides, plan.override_of(job)])
         waiting |= {
             i: (plan.cell_name(row.spec, c.evaluation), _weight(history, row, c, files))
             for i, c in cells.items()
@@ -157,7 +157,7 @@ def _measure(rows: Sequence[PlannedRow], common: Row, launch: Launch, files: Fil
                 launch(jobs)
 
 
-def _weight(history: History, row: PlannedRow, cell: PlannedCell, files: Files) -> float:
+def _weight(history: History, row: RunnableRow, cell: PlannedCell, files: Files) -> float:
     """The cell's seconds, for its share of the whole; 1 where they are unknown."""
     try:
         return history.cell_seconds(row.spec, cell.evaluation, files) or 1.0
@@ -168,7 +168,7 @@ def _weight(history: History, row: PlannedRow, cell: PlannedCell, files: Files) 
 
 def _report(
     request: sweeping.Request,
-    rows: Sequence[PlannedRow],
+    rows: Sequence[RunnableRow],
     common: Row,
     folder: Path,
     tracker: Tracker | None,
@@ -191,7 +191,8 @@ def _report(
         f"written to {folder}: {', '.join(p.name for p in paths)}", highlight=False, soft_wrap=True
     )
     if tracker:
-        records = {c.cell_id: c.record for row in rows for c in row.cells.values() if c.record}
+        cells = [cell for row in rows for cell in row.cells.values()]
+        records = {c.cell_id: c.record for c in cells if c.cell_id and c.record}
         runs = runs_reported(table, folder, records, common.logger.project)
         tracker.log(f"{table.artifact} {folder.name}", runs)
     return sum(c.verdict in ("failed", "OOM") for row in table.rows for c in row.cells.values())

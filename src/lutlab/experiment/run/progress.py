@@ -71,11 +71,11 @@ def _lines(
     stop: threading.Event,
 ) -> None:
     total, began, done = len(cells), time.monotonic(), 0
-    said = began + _FIRST_STAGE_SECONDS - _STAGE_SECONDS
+    shown_at = began + _FIRST_STAGE_SECONDS - _STAGE_SECONDS
     for stage, finished in _looks(store, cells, earlier, stop):
-        if stage and time.monotonic() >= said + _STAGE_SECONDS:
+        if stage and time.monotonic() >= shown_at + _STAGE_SECONDS:
             console.print(shorten(stage, console.width), highlight=False, markup=False)
-            said = time.monotonic()
+            shown_at = time.monotonic()
         for name, _ in finished:
             done += 1
             count, took = f"[{done}/{total}] ", f"  {time.monotonic() - began:.0f} s"
@@ -127,12 +127,12 @@ def shown() -> Iterator[None]:
 
 def _stage(store: Store, waiting: Collection[str], began: float) -> str:
     """Last stage that a worker reported of a waiting cell since the run began; empty where there is none."""
-    found = []
+    stages = []
     for path in map(store.stage, waiting):
         with contextlib.suppress(FileNotFoundError):  # it is gone when its work is done
             at = path.stat().st_mtime
-            found += [(at, path.read_text(encoding="utf-8"))] if at >= began else []
-    return max(found, default=(0.0, ""))[1]
+            stages += [(at, path.read_text(encoding="utf-8"))] if at >= began else []
+    return max(stages, default=(0.0, ""))[1]
 
 
 def shorten(name: str, room: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import check_bits
-from lutlab.base.lazy import PreTrainedModel, torch
+from lutlab.base.lazy import PreTrainedModel, nn, torch
 from lutlab.base.quiet import quiet
 from lutlab.base.specs import Subject, TextSpec
 from lutlab.experiment.run.prepared import Planned
@@ -52,10 +52,10 @@ def _quantize(words: dict[str, Any], rest: list[str]) -> int:
     check_new(words["out"])
     if not any(word.startswith("calibration.seqlen=") for word in rest):
         rest = [*rest, _WINDOW]
-    planned = Planned.of(rest, _WORDS)
+    planned = Planned.from_line(rest, _WORDS)
     if words["embeddings"]:  # refused before a model is quantized, which may take hours
         check_bits(words["embeddings"])
-        if (task := task_here(planned.job.run.model)) not in ("", "causal_lm"):
+        if (task := task_here(planned.run.model)) not in ("", "causal_lm"):
             raise LutlabError(
                 f"embeddings={words['embeddings']} is of language models, and this one is for {task}: give embeddings=0"
             )
@@ -71,7 +71,7 @@ def _quantize(words: dict[str, Any], rest: list[str]) -> int:
         dtype = _round_to_16_bits(subject.model)
         if rows:
             rows.append(("as it is saved", *_losses(subject)))
-        subject.model.to(dtype)
+        _convert(subject.model, dtype)
         with quiet():
             save(subject.model, words["out"], planned.tokenizer)
     print(_summary(subject, Path(words["out"])))
@@ -87,18 +87,22 @@ def _round_to_16_bits(model: PreTrainedModel) -> torch.dtype:
         The dtype that now holds the model exactly; the model keeps its own, in which it computes. The model's own, with
         a warning, where a number is beyond float16.
     """
-    halves, own = (torch.float16, torch.bfloat16), model.dtype
+    halves, before = (torch.float16, torch.bfloat16), model.dtype
     dtype = model.config.dtype if model.config.dtype in halves else torch.float16
     large = [n for n, p in model.named_parameters() if not torch.isfinite(p.to(dtype)).all()]
     if large:
         log.warning(
-            "%s has numbers beyond %s: what is not quantized stays in %s", large[0], dtype, own
+            "%s has numbers beyond %s: what is not quantized stays in %s", large[0], dtype, before
         )
-        return own
-    model.to(dtype)
+        return before
+    _convert(model, dtype)
     model.config.dtype = dtype
-    model.to(own)
+    _convert(model, before)
     return dtype
+
+
+def _convert(model: nn.Module, dtype: torch.dtype) -> None:
+    model.to(dtype)  # in the signature of torch, which transformers' wrapper hides
 
 
 def _summary(subject: Subject, folder: Path) -> str:

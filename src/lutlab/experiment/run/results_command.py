@@ -39,8 +39,8 @@ _CELL = ["cell_id", "table", "variant", "row", "column", "published", "measured"
 
 def main(arguments: Sequence[str]) -> int:
     """The command; returns the exit code: 0, 1 where a rerun or a diff found a difference, 2 for a mistake."""
-    given = _parser().parse_args(arguments)
-    return ended(lambda: given.do(given))
+    typed = _parser().parse_args(arguments)
+    return ended(lambda: typed.do(typed))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,17 +52,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def command(name: str, do: Any) -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=do.__doc__.splitlines()[0])
-        one.set_defaults(do=do)
-        return one
+        parser = commands.add_parser(name, help=do.__doc__.splitlines()[0])
+        parser.set_defaults(do=do)
+        return parser
 
     def with_folders(name: str, do: Any) -> argparse.ArgumentParser:
-        one = command(name, do)
-        one.add_argument(
+        parser = command(name, do)
+        parser.add_argument(
             "--results", nargs="+", default=["results"], help="results= or published folders"
         )
-        one.add_argument("--published", action="store_true", help="the authors' numbers, too")
-        return one
+        parser.add_argument("--published", action="store_true", help="the authors' numbers, too")
+        return parser
 
     with_folders("list", _list).add_argument("pattern", nargs="?", help="<paper>/<artifact>/<row>")
     for name, do in (("show", _show), ("rerun", _rerun)):
@@ -72,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         both.add_argument(side, help="a folder, or <commit>:<folder>")
     with_folders("stale", _stale)
     clear = command("prune", _prune)
-    kinds = {"nargs": "*", "default": ["quantized", "calibration"]}
-    clear.add_argument("kinds", help=", ".join(prune.KINDS), **kinds)
+    kinds, default = ", ".join(prune.KINDS), ["quantized", "calibration"]
+    clear.add_argument("kinds", nargs="*", default=default, help=kinds)
     clear.add_argument("--results", default="results", help="a results= folder")
     clear.add_argument("--yes", action="store_true", help="do not ask")
     with_folders("export", _export).add_argument("file", type=Path, help="<name>.csv or .parquet")
@@ -86,22 +86,21 @@ def _print_table(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
     print(visible(tabulate(list(lines), heads, disable_numparse=True)))
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(typed: argparse.Namespace) -> int:
     """Tables and sweeps, or the cells that fit a pattern."""
-    found = frame.results(*given.results, published=given.published).fillna(
+    cells = frame.results(*typed.results, published=typed.published).fillna(
         {"paper": "", "artifact": "", "row": ""}
     )
-    found["table"] = found["paper"] + "/" + found["artifact"]
-    if given.pattern:
-        fits = [
-            fnmatchcase(name, f"*{given.pattern}*") for name in found["table"] + "/" + found["row"]
-        ]
-        shown = found[fits][_CELL].fillna({"cell_id": ""})
+    cells["table"] = cells["paper"] + "/" + cells["artifact"]
+    if typed.pattern:
+        names = cells["table"] + "/" + cells["row"]
+        fits = [fnmatchcase(name, f"*{typed.pattern}*") for name in names]
+        shown = cells[fits][_CELL].fillna({"cell_id": ""})
         for name in ("published", "measured"):
             shown[name] = shown[name].map(_text)
         _print_table(_CELL, shown.values)
         return 0
-    tables = found[found["artifact"] != ""].groupby(["table", "variant", "machine"])
+    tables = cells[cells["artifact"] != ""].groupby(["table", "variant", "machine"])
     summary = tables["measured"].agg(["count", "size"])
     last = tables["measured_at"].max()
     _print_table(
@@ -111,7 +110,7 @@ def _list(given: argparse.Namespace) -> int:
             for place, counts in zip(summary.index, summary.values, strict=True)
         ],
     )
-    if alone := int((found["verdict"] == "in no table").sum()):
+    if alone := int((cells["verdict"] == "in no table").sum()):
         print(f"and {alone} numbers of records that stand in no table")
     return 0
 
@@ -123,15 +122,15 @@ def _text(value: Any) -> str:
 def _record(folders: Sequence[str], cell: str) -> Record:
     """The one record whose id begins so."""
     shelves = frame.shelves(*folders, published=True)
-    found = {i: r for shelf in shelves for i, r in shelf.records.items() if i.startswith(cell)}
-    if not found:
+    fits = {i: r for shelf in shelves for i, r in shelf.records.items() if i.startswith(cell)}
+    if not fits:
         raise LutlabError(
             f"no cell {cell} in {', '.join(folders)}: 'lutlab results list' names tables, with a pattern cells; "
             "--results names other folders"
         )
-    if len(found) > 1:
-        raise LutlabError(f"{cell} begins {len(found)} cells: {', '.join(sorted(found)[:5])}, …")
-    return next(iter(found.values()))
+    if len(fits) > 1:
+        raise LutlabError(f"{cell} begins {len(fits)} cells: {', '.join(sorted(fits)[:5])}, …")
+    return next(iter(fits.values()))
 
 
 def _command_of(record: Record) -> list[str]:
@@ -139,11 +138,11 @@ def _command_of(record: Record) -> list[str]:
     return overrides_of(run, evaluation, record.provenance["threads"])
 
 
-def _show(given: argparse.Namespace) -> int:
+def _show(typed: argparse.Namespace) -> int:
     """One number: value, command, commit, protocol, place in the paper."""
-    record = _record(given.results, given.cell)
+    record = _record(typed.results, typed.cell)
     known = record.provenance
-    said = {
+    about = {
         "cell": record.cell_id,
         "status": f"{record.status} {record.reason}".strip(),
         **dict(record.values),
@@ -154,10 +153,10 @@ def _show(given: argparse.Namespace) -> int:
         **axes(run_from(record.run), evaluation_from(record.evaluation)),
     }
     rest = {key: value for key, value in known.items() if not key.startswith("git_")}
-    for name, value in [*said.items(), *flatten("", record.facts), *flatten("", rest)]:
+    for name, value in [*about.items(), *flatten("", record.facts), *flatten("", rest)]:
         print(visible(f"{name:28s} {value}"))
-    found = frame.results(*given.results, published=True)
-    for cell in found[(found.cell_id == record.cell_id) & found.artifact.notna()].itertuples():
+    cells = frame.results(*typed.results, published=True)
+    for cell in cells[(cells.cell_id == record.cell_id) & cells.artifact.notna()].itertuples():
         place = (
             f"{cell.paper}/{cell.artifact}, {cell.variant}: row {cell.row}, column {cell.column}"
         )
@@ -167,25 +166,25 @@ def _show(given: argparse.Namespace) -> int:
     return 0
 
 
-def _rerun(given: argparse.Namespace) -> int:
+def _rerun(typed: argparse.Namespace) -> int:
     """Measure a cell again, and say whether it is equal or by how much not."""
-    before = _record(given.results, given.cell)
+    before = _record(typed.results, typed.cell)
     line = _command_of(before)
-    if looked_up := [one for one in line if "$" in one]:
+    if looked_up := [word for word in line if "$" in word]:
         raise LutlabError(
-            f"{given.cell} is not measured again: {looked_up[0]} would be looked up where it is read ($): a record "
+            f"{typed.cell} is not measured again: {looked_up[0]} would be looked up where it is read ($): a record "
             "holds values"
         )
     print(visible(shell(line)), flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        own = [f"results={scratch}", "logger=none", "baseline=false"]
+        line += [f"results={scratch}", "logger=none", "baseline=false"]
         done = subprocess.run(
-            children.python(children.LUTLAB, *line, *own), stdout=subprocess.DEVNULL, check=False
+            children.python(children.LUTLAB, *line), stdout=subprocess.DEVNULL, check=False
         )
-        found = list(Store(Path(scratch)).all().values())
-    if done.returncode not in (0, 1) or not found:
+        records = list(Store(Path(scratch)).all().values())
+    if done.returncode not in (0, 1) or not records:
         raise LutlabError(f"not measured again: the command above ended with {done.returncode}")
-    (after,) = found
+    (after,) = records
     if after.cell_id != before.cell_id:
         reasons = prune.moved(before) or ["model, text or machine is another"]
         print(f"its cell is {after.cell_id} today: {'; '.join(reasons)}")
@@ -204,10 +203,10 @@ def _rerun(given: argparse.Namespace) -> int:
     return 0 if equal else 1
 
 
-def _diff(given: argparse.Namespace) -> int:
+def _diff(typed: argparse.Namespace) -> int:
     """Two folders, machines or commits, cell by cell."""
-    found = differ.differ(given.one, given.other)
-    both = found[found.one.notna() & found.other.notna()]
+    cells = differ.differ(typed.one, typed.other)
+    both = cells[cells.one.notna() & cells.other.notna()]
     pairs = zip(both.one, both.other, strict=True)
     other = both[[not math.isclose(a, b, rel_tol=EQUAL) for a, b in pairs]]
     largest = other.reindex(other.relative.abs().sort_values(ascending=False).index)
@@ -224,58 +223,58 @@ def _diff(given: argparse.Namespace) -> int:
         for c in largest.head(FEW).itertuples()
     ]
     if lines:
-        heads = ["table", "variant", "row", "column", given.one, given.other, "relative"]
+        heads = ["table", "variant", "row", "column", typed.one, typed.other, "relative"]
         _print_table(heads, lines)
     if len(other) > FEW:
         print(f"… and {len(other) - FEW} more; lutlab.experiment.records.differ.differ has all")
-    only = [(found[one].isna()).sum() for one in ("other", "one")]
+    only = [cells[side].isna().sum() for side in ("other", "one")]
     print(
-        f"{len(both)} cells in both: {len(both) - len(other)} equal, {len(other)} differ; only in {given.one}: "
-        f"{only[0]}, only in {given.other}: {only[1]}"
+        f"{len(both)} cells in both: {len(both) - len(other)} equal, {len(other)} differ; only in {typed.one}: "
+        f"{only[0]}, only in {typed.other}: {only[1]}"
     )
     return 1 if len(other) or any(only) else 0
 
 
-def _stale(given: argparse.Namespace) -> int:
+def _stale(typed: argparse.Namespace) -> int:
     """Records that today's code would not make, and why."""
     reasons: collections.Counter[str] = collections.Counter()
     total = behind = 0
-    for shelf in frame.shelves(*given.results, published=given.published):
+    for shelf in frame.shelves(*typed.results, published=typed.published):
         for record in shelf.records.values():
-            found = prune.moved(record)
-            total, behind = total + 1, behind + bool(found)
-            reasons.update(found)
+            moved = prune.moved(record)
+            total, behind = total + 1, behind + bool(moved)
+            reasons.update(moved)
     _print_table(["records", "what moved since"], [[n, why] for why, n in reasons.most_common()])
     print(f"{behind} of {total} records are of earlier code: their commands measure new cells")
     return 0
 
 
-def _prune(given: argparse.Namespace) -> int:
+def _prune(typed: argparse.Namespace) -> int:
     """Remove kept blocks, calibration inputs, failed or stale records; asks before."""
-    found = prune.prunable(Path(given.results), given.kinds)
-    for kind, paths in found.items():
+    removable = prune.prunable(Path(typed.results), typed.kinds)
+    for kind, paths in removable.items():
         print(f"{kind}: {len(paths)} things, {prune.size(paths) / 1e6:,.1f} MB")
-    if not any(found.values()):
+    if not any(removable.values()):
         return 0
-    if not given.yes and input(f"remove them from {given.results}? [y/N] ").strip().lower() != "y":
+    if not typed.yes and input(f"remove them from {typed.results}? [y/N] ").strip().lower() != "y":
         print("nothing removed")
         return 0
-    for paths in found.values():
+    for paths in removable.values():
         prune.remove(paths)
     print("removed")
     return 0
 
 
-def _export(given: argparse.Namespace) -> int:
+def _export(typed: argparse.Namespace) -> int:
     """Everything as .csv or .parquet."""
-    found = frame.results(*given.results, published=given.published)
-    if given.file.suffix == ".csv":
-        found.map(csv.guarded).to_csv(given.file, index=False)
-    elif given.file.suffix == ".parquet":
+    cells = frame.results(*typed.results, published=typed.published)
+    if typed.file.suffix == ".csv":
+        cells.map(csv.guarded).to_csv(typed.file, index=False)
+    elif typed.file.suffix == ".parquet":
         # A column of Parquet has one type: what mixes words and numbers is written as words.
-        mixed = {name: "string" for name in found if found[name].dtype == object}
-        found.astype(mixed).to_parquet(given.file, compression="zstd", index=False)
+        mixed = {name: "string" for name in cells if cells[name].dtype == object}
+        cells.astype(mixed).to_parquet(typed.file, compression="zstd", index=False)
     else:
-        raise LutlabError(f"{given.file}: give a name that ends in .csv or .parquet")
-    print(f"{len(found)} rows, {len(found.columns)} columns: {given.file}")
+        raise LutlabError(f"{typed.file}: give a name that ends in .csv or .parquet")
+    print(f"{len(cells)} rows, {len(cells.columns)} columns: {typed.file}")
     return 0

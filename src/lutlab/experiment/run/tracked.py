@@ -114,25 +114,25 @@ def runs_of(
 def _row(
     cells: Sequence[Mapping[str, Any]], records: Mapping[str, Record], project: str
 ) -> TrackedRun:
-    own = {cell["cell_id"]: records[cell["cell_id"]] for cell in cells}
+    measured = {cell["cell_id"]: records[cell["cell_id"]] for cell in cells}
     config = _of_table(cells[0]) | {"row": cells[0]["row"], "labels": cells[0]["labels"]}
-    config |= axes_of(own.values()) | _origin(own.values())
-    run = run_from(next(iter(own.values())).run)
+    config |= axes_of(measured.values()) | _origin(measured.values())
+    run = run_from(next(iter(measured.values())).run)
     config["of"] = "product" if isinstance(run, ProductRun) else "model"
-    asked = axes(run)
-    what = [project, *(config[key] for key in ("artifact", "variant", "row", "machine")), asked]
-    digest = content_id([*what, _threads(own.values()) if _timed(own.values()) else None])[:8]
-    summary: dict[str, Any] = {"seconds": sum(record.seconds for record in own.values())}
+    place = (config[key] for key in ("artifact", "variant", "row", "machine"))
+    threads = _threads(measured.values()) if _timed(measured.values()) else None
+    digest = content_id([project, *place, axes(run), threads])[:8]
+    summary: dict[str, Any] = {"seconds": sum(record.seconds for record in measured.values())}
     charts: dict[str, Points] = {}
-    for record in own.values():
-        place = _place(evaluation_from(record.evaluation))
-        summary |= {f"{place}/{metric}": value for metric, value in record.values.items()}
-        charts |= histories(record, place)
+    for record in measured.values():
+        text = _place(evaluation_from(record.evaluation))
+        summary |= {f"{text}/{metric}": value for metric, value in record.values.items()}
+        charts |= histories(record, text)
     for cell in cells:
-        place = _place(evaluation_from(own[cell["cell_id"]].evaluation))
-        key = f"{place}/{cell['metric']}/{cell['column']}"
-        said = {name: cell.get(name) for name in OF_A_COLUMN}
-        summary |= {f"{key}/{name}": v for name, v in said.items() if v not in (None, "")}
+        text = _place(evaluation_from(measured[cell["cell_id"]].evaluation))
+        key = f"{text}/{cell['metric']}/{cell['column']}"
+        column = {name: cell.get(name) for name in OF_A_COLUMN}
+        summary |= {f"{key}/{name}": v for name, v in column.items() if v not in (None, "")}
     artifact, variant, row = (config[key] for key in ("artifact", "variant", "row"))
     return TrackedRun(
         id=f"{_word(f'{_leaf(artifact)}-{row}')}-{digest}",
@@ -148,10 +148,10 @@ def _row(
 
 def axes_of(records: Iterable[Record]) -> dict[str, Any]:
     """The axes that the cells of a row share, by their names on the command line."""
-    found: dict[str, Any] = {}
+    shared: dict[str, Any] = {}
     for record in records:
-        found |= axes(run_from(record.run), evaluation_from(record.evaluation))
-    return {name: value for name, value in found.items() if name not in OF_A_CELL}
+        shared |= axes(run_from(record.run), evaluation_from(record.evaluation))
+    return {name: value for name, value in shared.items() if name not in OF_A_CELL}
 
 
 def _place(evaluation: EvalSpec) -> str:
@@ -277,16 +277,16 @@ def _of_table(cell: Mapping[str, Any]) -> dict[str, Any]:
 def _origin(records: Iterable[Record]) -> dict[str, Any]:
     """Machine and code of some records; several values of one fact are all named."""
     known = [record.provenance for record in records]
-    found = {"machine": [machine_name(about) for about in known]}
-    found |= {key: [about.get(key) for about in known] for key in ("cpu", "cores", "gpu")}
-    found["commit"] = [about["git_commit"] for about in known]
-    found["dirty"] = [about["git_dirty"] for about in known]
-    one = {key: _said(values) for key, values in found.items()} | {"threads": _threads(records)}
-    one["measured_at"] = max(about.get("measured_at", "") for about in known)
-    return {key: value for key, value in one.items() if value not in (None, "")}
+    origin = {"machine": _joined(machine_name(about) for about in known)}
+    origin |= {key: _joined(about.get(key) for about in known) for key in ("cpu", "cores", "gpu")}
+    origin["commit"] = _joined(about["git_commit"] for about in known)
+    origin["dirty"] = _joined(about["git_dirty"] for about in known)
+    origin["threads"] = _threads(records)
+    origin["measured_at"] = max(about.get("measured_at", "") for about in known)
+    return {key: value for key, value in origin.items() if value not in (None, "")}
 
 
-def _said(values: Iterable[Any]) -> Any:
+def _joined(values: Iterable[Any]) -> Any:
     distinct = list(dict.fromkeys(values))
     return distinct[0] if len(distinct) == 1 else ", ".join(sorted(map(str, distinct)))
 
@@ -294,7 +294,7 @@ def _said(values: Iterable[Any]) -> Any:
 def _threads(records: Iterable[Record]) -> Any:
     """Number of threads of the speeds, where there are some; of other numbers it decides last bits at most."""
     records = list(records)
-    return _said(r.provenance["threads"] for r in [r for r in records if _timed([r])] or records)
+    return _joined(r.provenance["threads"] for r in [r for r in records if _timed([r])] or records)
 
 
 def _timed(records: Iterable[Record]) -> bool:
@@ -319,5 +319,5 @@ def _word(text: str) -> str:
 
 def _tags(config: Mapping[str, Any], texts: Iterable[str]) -> tuple[str, ...]:
     """Distinct, in order; W&B takes tags of 1 to 64 characters."""
-    said = [config.get(key) for key in ("paper", "artifact", "scale", "machine")]
-    return tuple(dict.fromkeys(str(tag)[:64] for tag in [*said, *texts] if tag))
+    names = [config.get(key) for key in ("paper", "artifact", "scale", "machine")]
+    return tuple(dict.fromkeys(str(tag)[:64] for tag in [*names, *texts] if tag))

@@ -28,7 +28,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.experiment.artifact.catalog import artifacts
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _READ = ("mode", "logger", "results", "hydra", "plugins", "experiments")
 
 
-def open_tracker(logger: str, folder: Path, project: str) -> Tracker | None:
+def open_tracker(logger: Logging, folder: Path, project: str) -> Tracker | None:
     """The tracker that `logger` names: offline or online; None of none. Before the first copy nothing is imported.
 
     Raises:
@@ -64,7 +64,7 @@ def open_tracker(logger: str, folder: Path, project: str) -> Tracker | None:
 class Tracker:
     """Copies runs to Weights & Biases under `folder`. No method raises."""
 
-    def __init__(self, mode: str, folder: Path, project: str) -> None:
+    def __init__(self, mode: Literal["offline", "online"], folder: Path, project: str) -> None:
         self.mode = mode
         self.folder = folder
         self.project = project
@@ -107,9 +107,9 @@ class Tracker:
 
     def _earlier(self, run_id: str) -> list[Path]:
         """The folders of this run, oldest first; an id ends in its hash, so no other row's fits."""
-        own = re.compile(rf"offline-run-\d{{8}}_\d{{6}}-{re.escape(run_id)}(-\d{{1,3}})?")
-        found = (self._root() / "wandb").glob(f"offline-run-*-{run_id}*")
-        return sorted(path for path in found if own.fullmatch(path.name))
+        name = re.compile(rf"offline-run-\d{{8}}_\d{{6}}-{re.escape(run_id)}(-\d{{1,3}})?")
+        folders = (self._root() / "wandb").glob(f"offline-run-*-{run_id}*")
+        return sorted(path for path in folders if name.fullmatch(path.name))
 
     def _root(self) -> Path:
         """The folder in which wandb makes one of its own, `wandb`; absolute, as it notes the files of artifacts so."""
@@ -182,21 +182,22 @@ def fill(
             "mode=track copies records to Weights & Biases, and logger=none copies nothing: drop it, or give "
             "logger=offline or logger=online"
         )
-    given = [*request.arguments, *(one[0] for one in request.sweeps)]
-    given += [override for some in request.of_methods for _, override in some]
-    if other := [one for one in given if re.split(r"[=./]", one)[0] not in _READ]:
+    overrides = [*request.arguments, *(swept[0] for swept in request.sweeps)]
+    overrides += [override for some in request.of_methods for _, override in some]
+    if other := [line for line in overrides if re.split(r"[=./]", line)[0] not in _READ]:
         raise LutlabError(
             f"mode=track copies whole tables as they were measured, and {other[0]} does not choose one: drop it; "
             "+exp=<artifact> copies its variants, logger.records=<folder> another folder's tables"
         )
-    source, name = Path(logger.records or results), request.artifact and request.artifact.name
-    found = [table for shelf in shelves(source) for table in _tables(shelf, name)]
-    if not found:
+    source = Path(logger.records or results)
+    name = request.artifact.name if request.artifact else None
+    tables = [table for shelf in shelves(source) for table in _tables(shelf, name)]
+    if not tables:
         raise LutlabError(
             f"no table {'of ' + name if name else ''} under {source}: measure one first, or name a folder that has "
             "some, as logger.records=results/published"
         )
-    for table in found:
+    for table in tables:
         title = " ".join(filter(None, [*_name(table), table.machine]))
         done = tracker.log(title, _runs(table, logger.project))
         console.print(f"{title}: {done} runs{_missing(table)}", highlight=False, soft_wrap=True)
@@ -208,10 +209,10 @@ def _tables(shelf: Shelf, artifact: str | None) -> Iterator[Shelf]:
     for cell in shelf.cells:
         if artifact in (None, cell["artifact"]):
             tables.setdefault((cell["artifact"], cell["variant"]), []).append(cell)
-    for (of, _), cells in tables.items():
-        own = shelf.records_of(of)
-        known = {cell["cell_id"] for cell in cells} & own.keys()
-        records = {cell: own[cell] for cell in sorted(known)}
+    for (name, _), cells in tables.items():
+        known = shelf.records_of(name)
+        ids = {cell["cell_id"] for cell in cells} & known.keys()
+        records = {cell: known[cell] for cell in sorted(ids)}
         yield dataclasses.replace(shelf, cells=tuple(cells), records=records)
 
 
@@ -238,8 +239,8 @@ def _missing(table: Shelf) -> str:
             words[cell["verdict"]] = words.get(cell["verdict"], 0) + 1
     if not words:
         return ""
-    said = ", ".join(f"{word}: {count}" for word, count in sorted(words.items()))
-    return f"; {sum(words.values())} of {len(table.cells)} cells have no record ({said})"
+    counts = ", ".join(f"{word}: {count}" for word, count in sorted(words.items()))
+    return f"; {sum(words.values())} of {len(table.cells)} cells have no record ({counts})"
 
 
 # ---- offline folders ----
@@ -301,7 +302,7 @@ def _staged_in(folder: Path) -> Iterator[None]:
 def _media(run: Run, tracked: TrackedRun) -> dict[str, object]:
     import wandb
 
-    found: dict[str, object] = {
+    media: dict[str, object] = {
         name: wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
         for name, rows in tracked.tables.items()
         if rows
@@ -309,8 +310,8 @@ def _media(run: Run, tracked: TrackedRun) -> dict[str, object]:
     if tracked.figure:
         path = Path(run.dir).parent / "figure.png"
         path.write_bytes(tracked.figure)
-        found["figure"] = wandb.Image(str(path))
-    return found
+        media["figure"] = wandb.Image(str(path))
+    return media
 
 
 def _log_records(run: Run, tracked: TrackedRun) -> None:

@@ -42,8 +42,8 @@ def command(
         epilog=page(words),
     )
     parser.add_argument("words", nargs="*", metavar="<word>=<value>")
-    given = parser.parse_args(arguments)
-    return ended(lambda: run(*split(given.words, words)))
+    typed = parser.parse_args(arguments).words
+    return ended(lambda: run(*split(typed, words)))
 
 
 def page(words: Words) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from typing import Any, cast
 
 from omegaconf import DictConfig
 
@@ -12,12 +13,12 @@ from lutlab.base import registry
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import torch
 from lutlab.base.progress import heard
-from lutlab.base.specs import EvalSpec, Measurement, Subject, Text
+from lutlab.base.specs import EvalSpec, Measurement, ModelRun, ProductRun, Subject, Text
 from lutlab.experiment.plan.plan import Job, PlannedCell, cell_name, job_from
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.spelling import to_json
 from lutlab.experiment.run import additions
-from lutlab.experiment.run.prepared import Prepared, prepare
+from lutlab.experiment.run.prepared import prepare
 from lutlab.experiment.run.progress import telling
 from lutlab.experiment.store.provenance import environment, machine
 from lutlab.experiment.store.record import Record
@@ -26,6 +27,8 @@ from lutlab.kernels import ran
 
 log = logging.getLogger(__name__)
 _FILES = Files()  # a process may execute the jobs of many rows
+# A model, quantized, or a product, whose evaluator draws the weights; and facts that say how.
+_Prepared = tuple[Subject | ProductRun, dict[str, Any]]
 
 
 def measure_row(config: DictConfig) -> None:
@@ -49,11 +52,12 @@ def execute(job: Job) -> None:
         torch.set_num_threads(job.threads)
     environment()  # noted now: the checkout may move on while this runs
     store = Store(job.results)
-    began = time.monotonic()
-    with telling(store, [cell.cell_id for cell in job.cells]) as tell, heard(tell):
+    began, run = time.monotonic(), job.run
+    prepared: _Prepared
+    with telling(store, [cell.cell_id for cell in job.cells if cell.cell_id]) as tell, heard(tell):
         try:
             _check_machine(job)
-            prepared = prepare(job, _FILES)
+            prepared = prepare(run, job, _FILES) if isinstance(run, ModelRun) else (run, {})
         except Exception as error:
             for cell in job.cells:
                 store.save(_failure(job, cell, error, time.monotonic() - began))
@@ -66,17 +70,16 @@ def _check_machine(job: Job) -> None:
     """The ids of speeds name the machine that they were planned for."""
     if job.machine is None:
         return
-    here = machine(job.run.device, job.threads)
-    differing = [key for key in here if here[key] != job.machine.get(key)]
-    if differing:
+    facts = machine(job.run.device, job.threads)
+    if differing := [key for key in facts if facts[key] != job.machine.get(key)]:
         key = differing[0]
         raise LutlabError(
             f"this row measures the machine that it was planned on, {key} {job.machine.get(key)}, and this worker has "
-            f"{key} {here[key]}: run the command there, without a launcher"
+            f"{key} {facts[key]}: run the command there, without a launcher"
         )
 
 
-def _measure(job: Job, cell: PlannedCell, prepared: Prepared) -> Record:
+def _measure(job: Job, cell: PlannedCell, prepared: _Prepared) -> Record:
     began = time.monotonic()
     (subject, facts), evaluation = prepared, cell.evaluation
     try:
@@ -131,7 +134,7 @@ def _record(
 ) -> Record:
     run, evaluation = job.run, cell.evaluation
     return Record(
-        cell_id=cell.cell_id,
+        cell_id=cast("str", cell.cell_id),  # a job is of cells that have one
         status=status,
         run=to_json(run),
         evaluation=to_json(evaluation),

@@ -66,24 +66,23 @@ def pages(records: Path) -> Pages:
     Raises:
         LutlabError: no such folder, or a table is not of the artifact as it is today.
     """
-    found: Pages = {"accuracy": accuracy, "kernels": kernels}
+    views: Pages = {"accuracy": accuracy, "kernels": kernels}
     papers: dict[str, dict[str, ResultTable]] = {}
     for name, table in _tables(records):
         papers.setdefault(table.artifact.partition("/")[0], {})[name] = table
     for paper, tables in papers.items():
-        found[paper] = functools.partial(report, paper=paper, tables=tables)
-    return found
+        views[paper] = functools.partial(report, paper=paper, tables=tables)
+    return views
 
 
 def _tables(records: Path) -> Iterator[tuple[str, ResultTable]]:
     for shelf in shelves(records):
-        found: dict[str, dict[str, list[Any]]] = {}
+        cells: dict[str, dict[str, list[Any]]] = {}
         for cell in shelf.cells:
-            found.setdefault(cell["artifact"], {}).setdefault(cell["variant"], []).append(cell)
-        for artifact in sorted(found.keys() & artifacts().keys()):
-            own = Published(artifact, found[artifact], shelf.records_of(artifact))
-            tables = own.tables(_commands(artifact))
-            for variant, table in tables.items():
+            cells.setdefault(cell["artifact"], {}).setdefault(cell["variant"], []).append(cell)
+        for artifact in sorted(cells.keys() & artifacts().keys()):
+            published = Published(artifact, cells[artifact], shelf.records_of(artifact))
+            for variant, table in published.tables(_commands(artifact)).items():
                 yield " ".join(filter(None, [artifact, variant, shelf.machine])), table
 
 
@@ -96,29 +95,29 @@ def _commands(artifact: str) -> dict[str, str]:
     return {variant: f"{begin} {line}".strip() for variant, line in lines.items()}
 
 
-def build(found: Pages, project: Project) -> dict[str, str]:
+def build(views: Pages, project: Project) -> dict[str, str]:
     """Name -> the page's JSON; the same each time."""
     made = {}
-    for name, page in found.items():
+    for name, page in views.items():
         with _same_names(name):
             made[name] = _spec(page(project))
     return made
 
 
-def push(found: Pages, project: Project, results: Path) -> list[str]:
+def push(views: Pages, project: Project, results: Path) -> list[str]:
     """Send the pages to the server that wandb is logged in to; returns their addresses.
 
     Raises:
         LutlabError: the server refuses one of them; those before it are there.
     """
     known = _known(results)
-    own = known.setdefault(f"{project.entity}/{project.name}", {})
+    ids = known.setdefault(f"{project.entity}/{project.name}", {})
     addresses = []
-    for name, page in found.items():
+    for name, page in views.items():
         try:
             with _same_names(name):
                 view = page(project)
-                _restore(view, own.get(name, {}))
+                _restore(view, ids.get(name, {}))
                 view.save()
         except Exception as error:  # wandb raises private classes for what a server refuses
             raise LutlabError(
@@ -126,7 +125,7 @@ def push(found: Pages, project: Project, results: Path) -> list[str]:
                 f"{str(error).strip()}); log in with 'wandb login', fill the project first (mode=track logger=online, "
                 f"or wandb sync), or, where the page was deleted there, remove it from {results / VIEWS}"
             ) from error
-        own[name] = _saved(view)
+        ids[name] = _saved(view)
         text = json.dumps(known, indent=1, sort_keys=True)
         write_atomically(results / VIEWS, text.encode())  # after each: a later one may fail
         addresses.append(view.url)
@@ -140,7 +139,7 @@ def _known(results: Path) -> dict[str, dict[str, dict[str, str]]]:
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
         ids = [page["id"] for pages in known.values() for page in pages.values()]
-        if not all(isinstance(one, str) for one in ids):
+        if not all(isinstance(page_id, str) for page_id in ids):
             raise TypeError(f"ids {ids}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         log.warning(
@@ -179,27 +178,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--project", default="lutlab")
     parser.add_argument("--out", type=Path, help="folder for the pages as JSON")
     parser.add_argument("--push", action="store_true", help="create or update them on the server")
-    given = parser.parse_args(arguments)
-    return ended(lambda: _build(given))
+    typed = parser.parse_args(arguments)
+    return ended(lambda: _build(typed))
 
 
-def _build(given: argparse.Namespace) -> None:
-    _check(given)
-    found = pages(given.records)
-    if given.out:
-        for name, text in build(found, Project(given.entity or "entity", given.project)).items():
-            print(write_atomically(given.out / f"{name}.json", text.encode()))
-    if given.push:
-        for address in push(found, Project(given.entity, given.project, True), given.results):
-            print(address)
+def _build(typed: argparse.Namespace) -> None:
+    _check(typed)
+    views = pages(typed.records)
+    if typed.out:
+        project = Project(typed.entity or "entity", typed.project)
+        for name, text in build(views, project).items():
+            print(write_atomically(typed.out / f"{name}.json", text.encode()))
+    if typed.push:
+        project = Project(typed.entity, typed.project, bound=True)
+        print(*push(views, project, typed.results), sep="\n")
 
 
-def _check(given: argparse.Namespace) -> None:
+def _check(typed: argparse.Namespace) -> None:
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise LutlabError("workspaces need wandb-workspaces: pip install 'lutlab[workspaces]'")
-    if not (given.out or given.push):
+    if not (typed.out or typed.push):
         raise LutlabError("give --out <folder>, --push, or both")
-    if given.push and not given.entity:
+    if typed.push and not typed.entity:
         raise LutlabError("--push needs --entity, the user or team that owns the project")
 
 
@@ -218,9 +218,9 @@ def accuracy(project: Project) -> ws.Workspace:
 
     axes = [wr.Config(name) for name in ("model", "method", "q", "g")]
 
-    def of(text: str) -> ws.Section:
+    def section(text: str) -> ws.Section:
         ppl = wr.SummaryMetric(f"{text}/ppl")
-        columns = [*axes, wr.SummaryMetric(BITS), ppl]
+        columns: list[wr.Config | wr.SummaryMetric] = [*axes, wr.SummaryMetric(BITS), ppl]
         return _section(
             f"perplexity on {text}",
             wr.ScatterPlot(title=f"size and perplexity, {text}", x=wr.SummaryMetric(BITS), y=ppl, log_y=True),
@@ -238,10 +238,13 @@ def accuracy(project: Project) -> ws.Workspace:
             ("bits_per_weight", "stored bits by layer"),
         )
     ]
-    losses = ["tuning_step/held_out_loss", "tuning_step/loss"]
-    tuning = wr.LinePlot(title="tuning loss", x=wr.Metric("tuning_step"), y=losses)
+    tuning = wr.LinePlot(
+        title="tuning loss",
+        x=wr.Metric("tuning_step"),
+        y=["tuning_step/held_out_loss", "tuning_step/loss"],
+    )
     sections = [
-        *map(of, TEXTS),
+        *map(section, TEXTS),
         _section("layers and tuning", *by_layer, tuning, is_open=False),
         _section("compare runs", wr.RunComparer(diff_only="split")),
     ]
@@ -257,15 +260,8 @@ def kernels(project: Project) -> ws.Workspace:
         for name in ("latency_us", "bandwidth_fraction", "speedup_fp16", "relative_error")
     )
     q, shape = wr.Config("q"), wr.Config("model")
-    columns = [
-        shape,
-        wr.Config("method"),
-        wr.Config("kernel"),
-        q,
-        wr.Config("g"),
-        latency,
-        fraction,
-    ]
+    axes = [shape, wr.Config("method"), wr.Config("kernel"), q, wr.Config("g")]
+    columns: list[wr.Config | wr.SummaryMetric] = [*axes, latency, fraction]
     sections = [
         _section(
             "latency",
@@ -291,7 +287,7 @@ def kernels(project: Project) -> ws.Workspace:
     return _workspace(project, "lutlab: kernels", "product", sections)
 
 
-def _workspace(project: Project, name: str, of: str, sections: Sequence[ws.Section]) -> Any:
+def _workspace(project: Project, name: str, kind: str, sections: Sequence[ws.Section]) -> Any:
     import wandb_workspaces.workspaces as ws
 
     return ws.Workspace(
@@ -301,7 +297,7 @@ def _workspace(project: Project, name: str, of: str, sections: Sequence[ws.Secti
         sections=list(sections),
         auto_generate_panels=False,
         runset_settings=ws.RunsetSettings(
-            filters=[ws.Config("kind") == "row", ws.Config("of") == of]
+            filters=[ws.Config("kind") == "row", ws.Config("of") == kind]
         ),
     )
 
@@ -315,10 +311,10 @@ def report(project: Project, paper: str, tables: Mapping[str, ResultTable]) -> w
         blocks.append(wr.H1(text=name))
         blocks.append(wr.MarkdownBlock(text=markdown.render(lay_out(table))))
         filters = f"Config('artifact') = '{table.artifact}' and Config('kind') = 'row'"
-        owner = {"entity": project.entity, "project": project.name} if project.bound else {}
+        owner = (project.entity, project.name) if project.bound else ("", "")
         blocks.append(
             wr.PanelGrid(
-                runsets=[wr.Runset(name=name, filters=filters, **owner)],
+                runsets=[wr.Runset(*owner, name=name, filters=filters)],
                 panels=[wr.RunComparer(diff_only="split")],
             )
         )
