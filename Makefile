@@ -21,9 +21,10 @@ $(BIN)/ruff: pyproject.toml requirements/lock.txt
 	$(BIN)/pip install -q -c requirements/lock.txt -e '.[dev]'
 	@touch $@
 
-lint: env ## style, unused names, docstrings
+lint: env ## style, unused names, docstrings, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 format: env ## rewrite in house style
 	$(BIN)/ruff check --fix .

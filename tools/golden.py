@@ -345,7 +345,7 @@ def _tuned(method: str, **options: Any) -> Any:
     curves = facts.get("blocks", [facts])
     judged = [{name: curve[name] for name in ("held_out", "kept_step")} for curve in curves]
     whole = [rest] if rest else []
-    return [layers, *whole, *(tuning.asked() | one for one in judged)]
+    return [layers, *whole, *(tuning.recorded() | one for one in judged)]
 
 
 def _models() -> Any:
