@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -17,7 +19,7 @@ from lutlab.base.specs import ModelRun, TextSpec
 from lutlab.experiment.artifact.columns import free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan import plan
-from lutlab.experiment.plan.plan import ComposedRow, Job, job_from, job_of, override_of
+from lutlab.experiment.plan.plan import ComposedRow, Job, RunnableRow, job_from, job_of, override_of
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.run import worker
 from lutlab.experiment.store.store import Store
@@ -52,30 +54,41 @@ def test_a_job_is_the_same_after_its_way(tmp_path: Path, overrides: list[str]) -
     assert job_from(override.value()) == made
 
 
-def test_a_job_is_made_of_what_was_resolved(tmp_path: Path) -> None:
-    """Its ids are computed from hashes, so that no text, model or checkpoint is opened on the way."""
-    asked = settings(f"results='{tmp_path}'", "method=gptq", QUICK)
-    columns = free_columns(asked.evaluate)
-    row = plan.plan_row(ComposedRow(ArtifactRow("", {}, []), asked), columns, Files())
-    entered, climbs = set(), 0
+def entered(call: Callable[[], Any]) -> tuple[Any, set[str], int]:
+    """The result of a call, the files that it entered, and how often one of a lower room called one above it."""
+    files, climbs = set(), 0
 
     def note(frame: FrameType, event: str, _: object) -> None:
         nonlocal climbs
         rooms = [room_of_file(at.f_code.co_filename) for at in (frame, frame.f_back) if at]
         if event == "call" and rooms[0]:
-            entered.add(frame.f_code.co_filename)
+            files.add(frame.f_code.co_filename)
             climbs += bool(rooms[-1]) and RANK[rooms[0]] > RANK[rooms[-1]]
 
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        job_of(row, row.todo, None)
+        result = call()
     finally:
         sys.setprofile(before)
-    assert len(entered) <= 10
+    return result, files, climbs
+
+
+def test_a_row_is_planned_in_ten_rooms_and_its_job_in_one_file(tmp_path: Path) -> None:
+    """Ids are computed from hashes, so that no text, model or checkpoint is opened on the way to the job."""
+    line = ArtifactRow("", {}, []), settings(f"results='{tmp_path}'", "method=gptq", QUICK)
+    columns = free_columns(line[1].evaluate)
+
+    def planned() -> RunnableRow:
+        return plan.plan_row(ComposedRow(*line), columns, Files())
+
+    planned()  # what is read once a process
+    row, files, _ = entered(planned)
+    assert len(set(map(room_of_file, files))) <= 10
+    _, files, climbs = entered(lambda: job_of(row, row.todo, None))
+    assert len(files) <= 10
     assert climbs == 0
-    opened = {room_of_file(name) for name in entered} & {"models", "checkpoint", "data"}
-    assert opened <= {"data"}  # the version of a protocol
+    assert {room_of_file(name) for name in files} & {"models", "checkpoint", "data"} <= {"data"}
 
 
 def room_of_file(name: str) -> str:
