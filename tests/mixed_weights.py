@@ -6,29 +6,24 @@ from lutlab.base.tensors import MixedTensor, fill_blocks
 
 
 def mixed_tensor(
-    rows, columns, g=16, widths=(2, 2, 2, 4), by_row=True, outliers=0, aligned=False, seed=0
-):
+    rows, columns, g=16, widths=(2, 2, 2, 4), by_row=True, outliers=0, aligned=False, shuffled=False, seed=0
+):  # fmt: skip
     """A drawn MixedTensor [rows, columns].
 
-    Args:
-        rows: N.
-        columns: K.
-        g: weights of a group.
-        widths: repeated over the groups.
-        by_row: groups of 4 bits share a scale a row.
-        outliers: how many; in groups of 2 bits.
-        aligned: scale codes as memory-aligned blocks clip them; the first groups are 4 bits wide.
-        seed: of the generator.
+    widths: repeated over the groups of g weights; by_row: groups of 4 bits share a scale a row; outliers: how many, in
+    groups of 2 bits; aligned: scale codes as memory-aligned blocks clip them, the first groups are 4 bits wide, or,
+    where they are shuffled, others.
     """
     draw = torch.Generator().manual_seed(seed)
     groups, bands = -(-columns // g), -(-rows // 16)
     if aligned:
         width = torch.full((groups,), 2, dtype=torch.uint8)
         width[: -(-groups // 4)] = 4
+        width = width[torch.randperm(groups, generator=draw)] if shuffled else width
         assert fill_blocks(width)
     else:
         width = torch.tensor(widths, dtype=torch.uint8).repeat(groups)[:groups]
-    wide = width == 4 if by_row else torch.zeros(groups, dtype=torch.bool)
+    wide = (width == 4) & by_row
 
     def below(top, *shape):
         return (torch.rand(*shape, generator=draw) * top).floor().to(torch.uint8)
@@ -39,19 +34,14 @@ def mixed_tensor(
     scale_code = below(16, rows, groups)
     if aligned:
         narrow = (width == 2).nonzero().flatten()
-        clipped = narrow[torch.arange(len(narrow)) % 3 > 0]
-        scale_code[:, clipped] %= 8
+        scale_code[:, narrow[torch.arange(len(narrow)) % 3 > 0]] %= 8
     scale_zero = below(16, bands, groups)
     step = (torch.rand(bands, groups, generator=draw) / 100).half()
     zero[:, wide], scale_code[:, wide] = 0, 0
     scale_zero[:, wide], step[:, wide] = 0, 0
-    row = {}
-    if by_row:
-        row_scale = (torch.rand(rows, generator=draw) / 10).half()
-        row = {"row_scale": row_scale, "row_zero": below(16, rows)}
-    tensor = MixedTensor(
-        codes, width, zero, scale_code, scale_zero, step, g, 16, **row, aligned=aligned
-    )
+    row = ((torch.rand(rows, generator=draw) / 10).half(), below(16, rows)) if by_row else ()
+    of_groups = width, zero, scale_code, scale_zero, step
+    tensor = MixedTensor(codes, *of_groups, g, 16, *row, aligned=aligned)
     return with_outliers(tensor, outliers, draw) if outliers else tensor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from tests.kernels.checks import inputs
 from torch.nn import functional
 
 from lutlab.api import quantize_tensor
@@ -24,13 +25,12 @@ def layer(bias=True, seed=0, **options):
 
 
 def x(dtype=torch.float32):
-    return torch.randn(2, 5, K, generator=torch.Generator().manual_seed(7)).to(dtype)
+    return inputs(10, K, dtype).view(2, 5, K)
 
 
-def assert_multiplies(module, inputs):
-    y = module(inputs)
+def assert_multiplies(module, x):
+    y = module(x)
     bias = None if module.bias is None else module.bias.double()
-    exact = functional.linear(inputs.double(), module.packed.dequantize().double(), bias)
-    assert y.dtype == inputs.dtype
-    assert y.shape == exact.shape
-    assert (y - exact).norm() <= LIMIT[inputs.dtype] * exact.norm()
+    exact = functional.linear(x.double(), module.packed.dequantize().double(), bias)
+    assert (y.dtype, y.shape) == (x.dtype, exact.shape)
+    assert (y - exact).norm() <= LIMIT[x.dtype] * exact.norm()

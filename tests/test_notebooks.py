@@ -1,10 +1,7 @@
 """Every notebook runs from top to bottom, reads `lutlab.results`, asserts, and is committed with its outputs."""
 
-from __future__ import annotations
-
 import re
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -12,24 +9,24 @@ from tests.conftest import ROOT, locked
 
 from tools.notebooks import NOTEBOOKS, executed, texts
 
-PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 # Some numbers are measured on Python's documentation, and each version of Python brings another one.
 PYTHON = (3, 11)
+of_each = pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda p: p.stem)
 
 
-def words(text: str) -> str:
+def words(text):
     """A text without its numbers, and without blanks and dots, by which pandas cuts and aligns tables."""
     return re.sub(r"[\s.\\]+", " ", NUMBER.sub("#", text))
 
 
-def numbers(text: str) -> list[float]:
+def numbers(text):
     return [float(number.replace(",", "").rstrip(".")) for number in NUMBER.findall(text)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
-def test_a_run_gives_the_outputs_that_are_committed(path: Path) -> None:
+@of_each
+def test_a_run_gives_the_outputs_that_are_committed(path):
     """Other instruction sets round otherwise, so that numbers need only be near."""
     committed = texts(nbformat.read(path, as_version=4))
     today = texts(executed(path))  # raises with the traceback of a cell
@@ -39,13 +36,14 @@ def test_a_run_gives_the_outputs_that_are_committed(path: Path) -> None:
             assert numbers(ours) == pytest.approx(numbers(theirs), rel=0.05, abs=0.02)
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
-def test_a_notebook_is_committed_with_outputs_of_no_machine(path: Path) -> None:
+@of_each
+def test_a_notebook_is_committed_with_outputs_of_no_machine(path):
     text = path.read_text(encoding="utf-8")
     cells = [cell for cell in nbformat.reads(text, as_version=4).cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
-    assert any("image/png" in out.get("data", {}) for cell in cells for out in cell.outputs)
-    assert not [out for cell in cells for out in cell.outputs if out.output_type == "error"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output for output in outputs if output.output_type == "error"]
     assert len(text) < 300_000
     assert not re.search(rf"{re.escape(str(ROOT))}|/(tmp|home|root)/", text)
     code = "\n".join(cell.source for cell in cells)

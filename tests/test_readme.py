@@ -1,125 +1,98 @@
 """The README's commands are the ones CI runs, and what they name exists."""
 
-from __future__ import annotations
-
 import collections
-import csv
 import json
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.conftest import ROOT
+from tests.experiment.run.table4 import cells_of
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+MACHINE = ROOT / "results" / "published" / "amd-epyc-2cores"
 
 
-def test_ci_runs_the_readmes_test_command_to_the_letter() -> None:
+def test_ci_runs_the_readmes_test_command_to_the_letter():
     commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
     assert len(commands) == 2
     install, _, test = commands[1].rpartition(" && ")
-    script = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert install in script
-    assert test in script
+    assert {install, test} <= {*(ROOT / ".ci" / "run").read_text().splitlines()}
 
 
-def test_it_is_read_at_one_sitting() -> None:
+def test_it_is_read_at_one_sitting_and_its_links_lead_somewhere():
     assert len(README.splitlines()) <= 120
-
-
-def test_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_environment_names_no_versions_of_its_own() -> None:
+def test_environment_names_no_versions_of_its_own():
     """pyproject.toml is the one list of versions."""
     environment = (ROOT / "environment.yml").read_text()
     assert "-e .[dev]" in environment
     assert "torch" not in environment
 
 
-def test_its_table_of_the_real_model_is_the_published_one() -> None:
+def block_of(page, name):
+    """Cells of the lines of a table between the markers of a page, and its text."""
+    block = page.partition(f"<!-- {name} -->")[2].partition(f"<!-- /{name} -->")[0]
+    return [[c.strip() for c in line.split("|")[1:-1]] for line in block.splitlines()], block
+
+
+def test_its_table_of_the_real_model_is_the_published_one():
     """In each line the row of least divergence within the limit, of ours and of llama.cpp's."""
-    block = README.partition("<!-- published-real -->")[2].partition("<!-- /published-real -->")[0]
-    source = ROOT / re.search(r"\((results/published/[^)]+)/table\.md\)", block)[1] / "table.csv"
-    rows, labels = collections.defaultdict(dict), {}
-    with source.open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["variant"] == "real-data-first4":
-                rows[row["row"]][row["column"]] = float(row["measured"])
-                labels[row["row"]] = dict(one.split("=", 1) for one in row["labels"].split("; "))
-    lines = [[c.strip() for c in x.split("|")[1:-1]] for x in block.splitlines() if x[:3] != "|--"]
+    lines, block = block_of(README, "published-real")
+    source = ROOT / re.search(r"\((results/published/[^)]+)/table\.md\)", block)[1]
+    rows, labels, ggml = collections.defaultdict(dict), {}, {}
+    for cell in cells_of(source):
+        if cell["variant"] == "real-data-first4":
+            rows[cell["row"]][cell["column"]] = float(cell["measured"])
+            labels[cell["row"]] = dict(part.split("=", 1) for part in cell["labels"].split("; "))
+            ggml[cell["row"]] = labels[cell["row"]]["Method"].startswith("llama.cpp")
     lines = [line for line in lines if line and line[0][:1].isdigit()]
     assert len(lines) > 4
     for limit, *shown in lines:
-        for side, cells in (("ours", shown[:4]), ("llama.cpp", shown[4:])):
-            fitting = [
-                name
-                for name, row in rows.items()
-                if row["bits"] <= float(limit)
-                and labels[name]["Method"].startswith("llama.cpp") == (side == "llama.cpp")
-            ]
+        for theirs, cells in ((False, shown[:4]), (True, shown[4:])):
+            own = [name for name in rows if ggml[name] == theirs]
+            fitting = [name for name in own if rows[name]["bits"] <= float(limit)]
             if not fitting:
                 assert cells == ["-", "", "", ""]
                 continue
             best = min(fitting, key=lambda name: rows[name]["kld"])
-            row = rows[best]
+            bits, kld, ppl = (rows[best][name] for name in ("bits", "kld", "ppl"))
             assert labels[best]["Stored as"] in cells[0]
-            assert cells[1:] == [f"{row['bits']:.2f}", f"{row['kld']:.3f}", f"{row['ppl']:.2f}"]
+            assert cells[1:] == [f"{bits:.2f}", f"{kld:.3f}", f"{ppl:.2f}"]
 
 
-def test_what_it_says_of_a_small_model_is_recorded() -> None:
+def test_what_it_says_of_a_small_model_is_recorded():
     """Sizes, paces and divergences of README and of the page on text, of one run of bench_real_model.py."""
-    folder = ROOT / "results" / "published" / "amd-epyc-2cores" / "benchmarks"
-    found = json.loads((folder / "real_model.json").read_text(encoding="utf-8"))
-    assert found["threads"] == 1
-    rows = {row["name"]: row for row in found["rows"]}
-    full, four, three = (rows[name] for name in ("full precision", "rtn_q4", "gptq_swept_q3"))
-    wide = rows["rtn_q4_embeddings_16"]
+    stored = json.loads((MACHINE / "benchmarks" / "real_model.json").read_text(encoding="utf-8"))
+    assert stored["threads"] == 1
+    rows = stored["rows"]
+    paces = {row["name"]: f"{row['tokens_per_s']:.0f}" for row in rows}
+    sizes = {row["name"]: f"{row['file_mb']:.1f} MB of weights" for row in rows}
+    losses = {row["name"]: row.get("kld_along_blocks") for row in rows}
+    four, three, wide = "rtn_q4", "gptq_swept_q3", "rtn_q4_embeddings_16"
     text = " ".join(README.split())
-    assert (
-        f"decodes {four['tokens_per_s']:.0f} tokens a second of it, and {full['tokens_per_s']:.0f} in"
-        in text
-    )
-    assert (
-        f"{three['file_mb']:.1f} MB of weights and {three['tokens_per_s']:.0f} tokens a second"
-        in text
-    )
-    assert f"{three['kld_along_blocks'][-1]:.3f} nats" in text
-    assert f"four bits have {four['kld_along_blocks'][-1]:.3f}" in text
+    assert f"decodes {paces[four]} tokens a second of it, and {paces['full precision']} in" in text
+    assert f"{sizes[three]} and {paces[three]} tokens a second" in text
+    assert f"{losses[three][-1]:.3f} nats" in text
+    assert f"four bits have {losses[four][-1]:.3f}" in text
     page = " ".join((ROOT / "docs" / "how-to" / "generate.md").read_text(encoding="utf-8").split())
-    assert f"{four['file_mb']:.1f} MB of weights in the place of {wide['file_mb']:.1f}" in page
-    assert (
-        f"{four['tokens_per_s']:.0f} tokens a second in the place of {wide['tokens_per_s']:.0f}"
-        in page
-    )
+    assert f"{sizes[four]} in the place of {sizes[wide].partition(' ')[0]}" in page
+    assert f"{paces[four]} tokens a second in the place of {paces[wide]}" in page
 
 
-def test_its_table_is_the_published_run() -> None:
+def test_its_table_is_the_published_run():
     """Every number between the markers of the first table's page stands in the CSV beside the page that it links to."""
     page = (ROOT / "docs" / "first-table.md").read_text(encoding="utf-8")
-    block = page.partition("<!-- published-table -->")[2].partition("<!-- /published-table -->")[0]
-    source = (
-        ROOT / "results" / "published" / "amd-epyc-2cores" / "lut-gemm-v3" / "table4" / "table.csv"
-    )
-    with source.open(newline="") as file:
-        cells = {
-            (row["row"], row["column"]): row
-            for row in csv.DictReader(file)
-            if row["variant"] == "embedded"
-        }
-    lines = [
-        [c.strip() for c in line.split("|")[1:-1]]
-        for line in block.splitlines()
-        if line.startswith("| OPT-")
-    ]
+    lines = [line for line in block_of(page, "published-table")[0] if line and "OPT-" in line[0]]
+    stored = [c for c in cells_of(MACHINE / "lut-gemm-v3" / "table4") if c["variant"] == "embedded"]
+    cells = {(cell["row"], cell["column"]): cell for cell in stored}
     assert len(lines) == 10
-    for paper_model, q, g, *numbers in lines:
-        config = "fp16" if q == "16" else f"q{q}_g{g}"
-        row = f"{paper_model.split()[0].lower()}/{config}"
-        for column, published, measured in zip(
-            ("wiki2", "ptb", "lambada"), numbers[::2], numbers[1::2], strict=True
-        ):
+    for model, q, g, *numbers in lines:
+        row = f"{model.split()[0].lower()}/{'fp16' if q == '16' else f'q{q}_g{g}'}"
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        for column, pair in zip(("wiki2", "ptb", "lambada"), pairs, strict=True):
             cell = cells[row, column]
-            assert float(published) == float(cell["published"])
-            assert measured == f"{float(cell['measured']):.2f}"
+            assert float(pair[0]) == float(cell["published"])
+            assert pair[1] == f"{float(cell['measured']):.2f}"

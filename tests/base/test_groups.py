@@ -4,33 +4,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.base.refusals import refused
 
-from lutlab.base.errors import LutlabError
-from lutlab.base.groups import (
-    blocks,
-    check_bits,
-    check_group_size,
-    expand,
-    group_count,
-    group_length,
-)
+from lutlab.base import groups
+from lutlab.base.groups import expand, group_count, group_length
 
 
-@pytest.mark.parametrize("q", [0, 9, -1, 2.0, True, "4", None])
-def test_bits_outside_1_to_8_are_refused(q):
-    with pytest.raises(LutlabError, match=r"1 to 8"):
-        check_bits(q)
-
-
-@pytest.mark.parametrize("g", [0, 7, -2, 128.0, True, "row"])
-def test_group_sizes_that_are_none_are_refused(g):
-    with pytest.raises(LutlabError, match="at least 8"):
-        check_group_size(g)
+@pytest.mark.parametrize(("check", "value", "limits"), [
+    *((groups.check_bits, q, "1 to 8") for q in (0, 9, -1, 2.0, True, "4", None)),
+    *((groups.check_group_size, g, "at least 8") for g in (0, 7, -2, 128.0, True, "row")),
+])  # fmt: skip
+def test_what_is_no_number_of_bits_or_size_of_a_group_is_refused(check, value, limits):
+    refused(limits, check, value)
 
 
 def test_row_wise_is_one_group_of_all_columns():
-    assert group_length(-1, 100) == 100
-    assert group_count(-1, 100) == 1
+    assert (group_length(-1, 100), group_count(-1, 100)) == (100, 1)
     assert group_length(128, 100) == 100
 
 
@@ -45,7 +34,7 @@ def test_group_of_a_column_is_its_number_divided_by_the_group_size(g, in_feature
 def test_blocks_cover_every_weight_once_and_never_mix_groups(g, in_features, rows):
     values = torch.arange(rows * in_features).view(rows, in_features)
     seen_columns, seen_groups = [], []
-    for columns, group_columns, block in blocks(values, g):
+    for columns, group_columns, block in groups.blocks(values, g):
         assert torch.equal(block.flatten(1), values[:, columns])
         assert block.shape[1] == group_columns.stop - group_columns.start
         seen_columns += range(columns.start, columns.stop)

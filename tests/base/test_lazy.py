@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,7 +18,7 @@ SOURCE = Path(lazy.__file__).parent
 LIBRARIES = {"numpy", "pandas", "torch", "torch.distributed", "torch.nn", "transformers"}
 
 
-def test_a_stand_in_is_no_import_until_it_is_used() -> None:
+def test_a_stand_in_is_no_import_until_it_is_used():
     program = (
         "import sys\n"
         "from lutlab.base.lazy import nn, np, torch\n"
@@ -31,38 +30,31 @@ def test_a_stand_in_is_no_import_until_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_stand_in_is_pickled_as_the_library() -> None:
+def test_a_stand_in_is_pickled_as_the_library():
     assert pickle.loads(pickle.dumps(lazy.torch)) is torch
 
 
-def test_hints_can_be_evaluated() -> None:
+def test_hints_can_be_evaluated():
     def function(model: lazy.PreTrainedModel, x: lazy.torch.Tensor) -> lazy.nn.Linear: ...
 
-    assert typing.get_type_hints(function) == {
-        "model": PreTrainedModel,
-        "x": torch.Tensor,
-        "return": torch.nn.Linear,
-    }
+    hints = {"model": PreTrainedModel, "x": torch.Tensor, "return": torch.nn.Linear}
+    assert typing.get_type_hints(function) == hints
 
 
-def inside_functions(path: Path) -> Iterator[str]:
+def inside_functions(path):
     """Imports of the libraries in functions, and for type checkers only, of a file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (
-            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        ):
-            for inner in ast.walk(node):
-                names = (
-                    {alias.name for alias in inner.names}
-                    if isinstance(inner, ast.Import)
-                    else {inner.module, *(f"{inner.module}.{alias.name}" for alias in inner.names)}
-                    if isinstance(inner, ast.ImportFrom)
-                    else set()
-                )
-                if names & LIBRARIES:
+        checking = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not (checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+            continue
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Import | ast.ImportFrom):
+                module = inner.module if isinstance(inner, ast.ImportFrom) else ""
+                names = {f"{module}.{alias.name}".strip(".") for alias in inner.names}
+                if {module, *names} & LIBRARIES:
                     yield f"{path.relative_to(SOURCE)}:{inner.lineno}"
 
 
-def test_no_function_imports_them() -> None:
+def test_no_function_imports_them():
     files = [p for p in SOURCE.rglob("*.py") if p.name != "lazy.py"]
     assert [line for path in files for line in inside_functions(path)] == []

@@ -2,6 +2,7 @@
 
 import json
 import re
+from unittest import mock
 
 import origin
 from tests.conftest import ROOT
@@ -14,9 +15,9 @@ KNOWN = {"cpu", "cores", "threads", "load_average", "date", "versions", "git_com
 def test_numbers_have_their_origin(tmp_path):
     path = tmp_path / "new folder" / "numbers.json"
     origin.write(path, {"results": [1.5]})
-    found = json.loads(path.read_text())
-    assert found.keys() == {"origin", "results"}
-    own = found["origin"]
+    written = json.loads(path.read_text())
+    assert written.keys() == {"origin", "results"}
+    own = written["origin"]
     assert own.keys() >= KNOWN
     assert own["cpu"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", own["date"])
@@ -25,10 +26,10 @@ def test_numbers_have_their_origin(tmp_path):
 
 
 def test_a_changed_benchmark_is_dirty(monkeypatch):
-    asked = []
-    monkeypatch.setattr(provenance, "git_state", lambda *given: asked.append(given) or {})
+    state = mock.Mock(return_value={})
+    monkeypatch.setattr(provenance, "git_state", state)
     origin.origin()
-    assert asked[-1][1] == ("src", "kernels", "experiments", "conf", "benchmarks")
+    assert state.call_args.args[1] == ("src", "kernels", "experiments", "conf", "benchmarks")
 
 
 def test_every_benchmark_writes_its_numbers_through_it():

@@ -9,31 +9,23 @@ from tests.conftest import ROOT
 
 from lutlab.base import registry
 from lutlab.base.errors import LutlabError
-from lutlab.peers.contract import (
-    MultipliesOnCPU,
-    MultipliesOnGPU,
-    Peer,
-    Product,
-    QuantizesModels,
-    RunsGPTQ,
-    checked,
-    surroundings,
-)
+from lutlab.peers import contract
+from lutlab.peers.contract import Product, checked
 
 COMPARED = {
-    QuantizesModels: ["auto_round", "efficientqat", "gptqmodel", "llmcompressor"],
-    RunsGPTQ: ["gptqmodel", "llmcompressor"],
-    MultipliesOnCPU: ["llama_cpp", "onnxruntime", "torch"],
-    MultipliesOnGPU: ["gemlite", "marlin", "torch"],
+    contract.QuantizesModels: ["auto_round", "efficientqat", "gptqmodel", "llmcompressor"],
+    contract.RunsGPTQ: ["gptqmodel", "llmcompressor"],
+    contract.MultipliesOnCPU: ["llama_cpp", "onnxruntime", "torch"],
+    contract.MultipliesOnGPU: ["gemlite", "marlin", "torch"],
 }
 
 
 @pytest.mark.parametrize(("kind", "names"), COMPARED.items())
-def test_peers_are_found_by_what_they_do(kind: type[Peer], names: list[str]) -> None:
-    found = able(kind)
-    assert list(found) == names
-    declared = {*vars(kind), *kind.__annotations__} - {*vars(Peer), "__annotations__"}
-    for peer in found.values():
+def test_peers_are_found_by_what_they_do(kind: type, names: list[str]) -> None:
+    peers = able(kind)
+    assert list(peers) == names
+    declared = {*vars(kind), *kind.__annotations__} - {*vars(contract.Peer), "__annotations__"}
+    for peer in peers.values():
         assert [n for n in declared if not n.startswith("_") and n not in vars(peer)] == []
 
 
@@ -46,7 +38,7 @@ def test_a_wrong_product_is_refused(error: float) -> None:
 def test_a_peer_says_what_is_missing() -> None:
     missing = {peer.lacking() for peer in registry.classes("peer").values()}
     assert "" in missing  # torch
-    assert any(said.endswith("not installed: pip install gptqmodel") for said in missing)
+    assert any(text.endswith("not installed: pip install gptqmodel") for text in missing)
 
 
 def test_a_bare_python_reads_them() -> None:
@@ -54,7 +46,7 @@ def test_a_bare_python_reads_them() -> None:
     code = "import peers; from lutlab.base import registry; print(*registry.classes('peer'))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
-        cwd=ROOT / "benchmarks", env=surroundings(1), capture_output=True, text=True, check=False,
+        cwd=ROOT / "benchmarks", env=contract.surroundings(1), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == list(registry.classes("peer"))

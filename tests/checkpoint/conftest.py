@@ -1,13 +1,12 @@
 """Folders of all readers, written once a worker."""
 
-from pathlib import Path
-
 import pytest
 from tests.checkpoint.readers import write_all
+from tests.gguf.gguf_files import _cache  # noqa: F401
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folders(tmp_path_factory):
     """Of each reader a folder, and `<reader>-dense` with the same weights."""
     root = tmp_path_factory.mktemp("readers")
     write_all(root)

@@ -30,11 +30,9 @@ def dequantized(case, tensors):
 
 
 folder = Path(sys.argv[1])
-stored = load_file(folder / "in.safetensors")
-found = {}
+stored, weights = load_file(folder / "in.safetensors"), {}
 for name, case in json.loads((folder / "cases.json").read_text()).items():
-    own = {
-        k.removeprefix(f"{name}."): t.clone() for k, t in stored.items() if k.startswith(f"{name}.")
-    }
-    found[name] = dequantized(case, own).contiguous()
-save_file(found, folder / "out.safetensors")
+    keys = {key: key.removeprefix(f"{name}.") for key in stored if key.startswith(f"{name}.")}
+    tensors = {short: stored[key].clone() for key, short in keys.items()}
+    weights[name] = dequantized(case, tensors).contiguous()
+save_file(weights, folder / "out.safetensors")

@@ -1,138 +1,155 @@
 """A folder of every project that lutlab reads, with the same weights dense beside it, and changes to both."""
 
-from __future__ import annotations
-
+import dataclasses
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from tests.checkpoint import naive_layouts as naive
-from tests.checkpoint.test_foreign import rewrite, written
-from tests.models.architectures import randomized, token_ids
+from tests.models.architectures import randomized
+from tests.models.folders import change_tensors, save
 from tests.tiny_models import byte_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import lutlab
 from lutlab.base.kept.files import write_sums
+from lutlab.checkpoint.foreign.reading import layout_of
+from lutlab.checkpoint.saving import save_as
 from lutlab.checkpoint.transformers import quantized_layers
+from lutlab.formats import pack
+from lutlab.models.families import linear_layers
+from lutlab.modules import QuantLinear
 
 CONFIG = {
     "vocab_size": 260, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
+WIDE = {
+    "vocab_size": 264, "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 V1 = {"quant_method": "gptq", "checkpoint_format": "gptq", "bits": 4, "group_size": 32, "sym": True}
-# Reader -> the quantization config of its folder; None: another place, or a writer of ours says it.
-READERS: dict[str, dict[str, Any] | None] = {
+NOWHERE = {"quant_method": "-"}  # in no quantization_config, as the project writes it
+# Reader -> the quantization config of its folder; None: a writer of ours says it.
+READERS = {
     "own": None,
     "gptq": V1 | {"checkpoint_format": "gptq_v2"},
     "auto-round": {"quant_method": "auto-round", "packing_format": "auto_round", "sym": True},
-    "efficientqat": None,
+    "efficientqat": NOWHERE,
     "awq": {"quant_method": "awq", "version": "gemm", "zero_point": False, "group_size": 32},
-    "pack-quantized": None,
-    "int-quantized": None,
-    "bpdq": naive.BPDQ | {"meta": {"bpdq": {"msbits": 3}}},
-    "anybcq": None,
-}
-BINARY = ("bpdq", "anybcq")
+    "pack-quantized": None, "int-quantized": None,
+    "bpdq": naive.BPDQ | {"meta": {"bpdq": {"msbits": 3}}}, "anybcq": NOWHERE,
+}  # fmt: skip
 
 
-def quantized(name: str) -> PreTrainedModel:
+def plain(**changed):
+    """A LLaMA whose sizes fill whole words at every q; k_proj and v_proj are smaller than q_proj."""
     torch.manual_seed(0)
-    model = randomized(LlamaForCausalLM(LlamaConfig(**CONFIG)))
-    if name in BINARY:
-        return lutlab.quantize(model, "bcq", 3, 32, offset=True)
-    bits = 3 if name == "efficientqat" else 4
-    return lutlab.quantize(model, "rtn", bits, 32, symmetric=True)
+    return randomized(LlamaForCausalLM(LlamaConfig(**CONFIG | changed)))
 
 
-def dense_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model of plain layers with the dequantized weights."""
-    dense = LlamaForCausalLM(LlamaConfig(**CONFIG)).eval()
-    state = {k: v for k, v in model.state_dict().items() if k in dense.state_dict()}
-    layers = quantized_layers(model).items()
-    state |= {f"{name}.weight": layer.packed.dequantize() for name, layer in layers}
-    dense.load_state_dict(state)
-    return dense
+def wide(**changed):
+    """A LLaMA whose rows every type of GGUF divides; q_proj has twice the heads of k_proj."""
+    return plain(**WIDE | changed)
 
 
-def write_all(root: Path) -> None:
+def quantized(name):
+    if name in naive.BINARY:
+        return lutlab.quantize(plain(), "bcq", 3, 32, offset=True)
+    return lutlab.quantize(plain(), "rtn", 3 if name == "efficientqat" else 4, 32, symmetric=True)
+
+
+def change_layer(model, name, order=None, **fields):
+    """Other fields of a layer's tensor, or its channels in another order, as act_order leaves them."""
+    layer = model.get_submodule(name)
+    packed = pack(dataclasses.replace(layer.packed.unpack(), **fields)) if fields else layer.packed
+    packed = packed if order is None else dataclasses.replace(packed, order=order.int())
+    model.set_submodule(name, QuantLinear(packed, layer.bias))
+
+
+def read(config, tensors, rows, columns):
+    return pack(layout_of(config).read(tensors, rows, columns))
+
+
+def tensors_of(tensors, layer):
+    """Those of a layer, by their names in it."""
+    names = [name for name in tensors if name.startswith(f"{layer}.")]
+    return {name.removeprefix(f"{layer}."): tensors[name] for name in names}
+
+
+def written(ours, folder, layout, config):
+    """A model of ours in another project's layout."""
+    layout = "tens" if layout == "efficientqat" else layout
+    layers = quantized_layers(ours).items()
+    tensors = {name: naive.layer(layout, layer.packed.unpack()) for name, layer in layers}
+    save_as(ours, folder, byte_tokenizer(), config, tensors)
+    if layout == "anybcq":
+        rewrite(folder, None, anybcq={"seed_precision": 2, "parent_precision": 3, "group_size": 32})
+    elif config is NOWHERE:
+        rewrite(folder, None)
+
+
+def write_all(root):
     """Of each reader a folder, and `<reader>-dense` with the same weights."""
     for name, config in READERS.items():
-        model, folder = quantized(name), root / name
+        model, dense, folder = quantized(name), plain(), root / name
         if name == "own":
             lutlab.save(model, folder, byte_tokenizer())
-        elif name.endswith("-quantized"):
+        elif config is None:
             lutlab.export_compressed_tensors(model, folder, byte_tokenizer(), name)
         else:
-            layout = {"efficientqat": "tens"}.get(name, name)
-            written(model, folder, layout, config or {"quant_method": "-"})
-        if name == "efficientqat":
-            rewrite(folder, None)
-        if name == "anybcq":
-            said = {"seed_precision": 2, "parent_precision": 3, "group_size": 32}
-            rewrite(folder, None, anybcq=said)
-        dense_of(model).save_pretrained(root / f"{name}-dense")
-        byte_tokenizer().save_pretrained(root / f"{name}-dense")
+            written(model, folder, name, config)
+        for path, layer in quantized_layers(model).items():
+            dense.get_submodule(path).weight.data = layer.packed.dequantize()
+        save(dense, root / f"{name}-dense")
 
 
-Change = Callable[[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]], None]
-LAYERS = [
-    f"model.layers.{i}.{part}_proj"
-    for i in range(2)
-    for part in (*(f"self_attn.{p}" for p in "qkvo"), "mlp.gate", "mlp.up", "mlp.down")
-]
-ROWS = {"k_proj": 32, "v_proj": 32, "gate_proj": 96, "up_proj": 96}
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())["quantization_config"]
 
 
-def biases(value: float) -> Change:
-    """A bias on every projection, of which the config says nothing."""
+def rewrite(folder, quantization, **others):
+    """Another quantization_config in config.json; None: none. Others are other keys."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"quantization_config": quantization} | others
+    if quantization is None:
+        del config["quantization_config"]
+    path.write_text(json.dumps(config))
+    write_sums(folder)
 
-    def change(config: dict, generation: dict, tensors: dict) -> None:
-        for name in LAYERS:
-            rows = ROWS.get(name.rpartition(".")[2], 64)
-            tensors[f"{name}.bias"] = torch.arange(rows).sub(20).mul(value)
 
-    return change
-
-
-def setting(**keys: Any) -> Change:
-    """Keys of config.json."""
+def setting(**keys):
+    """A change of config.json, generation_config.json and tensors."""
     return lambda config, generation, tensors: config.update(keys)
 
 
-def generating(**keys: Any) -> Change:
-    """Keys of generation_config.json."""
+def generating(**keys):
     return lambda config, generation, tensors: generation.update(keys)
 
 
-def adding(name: str, like: str = "model.norm.weight") -> Change:
-    """A tensor more."""
-
-    def change(config: dict, generation: dict, tensors: dict) -> None:
-        tensors[name] = tensors[like].clone()
-
-    return change
+def adding(name, like="model.norm.weight"):
+    return lambda config, generation, tensors: tensors.update({name: tensors[like].clone()})
 
 
-def dropping(name: str) -> Change:
+def dropping(name):
     return lambda config, generation, tensors: tensors.pop(name)
 
 
-def casting(name: str, dtype: torch.dtype) -> Change:
-    def change(config: dict, generation: dict, tensors: dict) -> None:
-        tensors[name] = tensors[name].to(dtype)
-
-    return change
+def casting(name, dtype):
+    return lambda config, generation, tensors: tensors.update({name: tensors[name].to(dtype)})
 
 
-def tied(equal: bool) -> Change:
+def biases(value):
+    """A bias on every projection, of which the config says nothing."""
+    rows = {f"{name}.bias": layer.out_features for name, layer in linear_layers(plain())}
+    drawn = {name: torch.arange(count).sub(20).mul(value) for name, count in rows.items()}
+    return lambda config, generation, tensors: tensors.update(drawn)
+
+
+def tied(equal):
     """A tied head that is in the file, too."""
 
-    def change(config: dict, generation: dict, tensors: dict) -> None:
+    def change(config, generation, tensors):
         config["tie_word_embeddings"] = True
         if equal:
             tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
@@ -140,19 +157,12 @@ def tied(equal: bool) -> Change:
     return change
 
 
-def changed(source: Path, folder: Path, change: Change) -> Path:
+def changed(source, folder, change):
     shutil.copytree(source, folder)
     paths = (folder / "config.json", folder / "generation_config.json")
     config, generation = (json.loads(path.read_text()) for path in paths)
-    tensors = load_file(folder / "model.safetensors")
-    change(config, generation, tensors)
+    change_tensors(folder, lambda tensors: change(config, generation, tensors))
     for path, values in zip(paths, (config, generation), strict=True):
         path.write_text(json.dumps(values))
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_sums(folder)
     return folder
-
-
-def logits(model: PreTrainedModel) -> torch.Tensor:
-    with torch.no_grad():
-        return model.eval()(token_ids()).logits.float()

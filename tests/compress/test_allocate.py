@@ -1,7 +1,5 @@
 """The integer program: exact, never over budget, the same every time."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -19,29 +17,26 @@ OPTION = st.builds(
     bits=st.integers(1, 60),
     cost=st.integers(-5, 40).map(lambda cost: cost / 8),  # ties are common
 )
-LAYERS = st.lists(st.lists(OPTION, min_size=1, max_size=4), min_size=1, max_size=5).map(
-    lambda layers: {f"layer {i}": options for i, options in enumerate(layers)}
-)
+LAYERS = st.lists(st.lists(OPTION, min_size=1, max_size=4), min_size=1, max_size=5)
+LAYERS = LAYERS.map(lambda layers: {f"layer {i}": some for i, some in enumerate(layers)})
 
 
-def bits_of(chosen: dict[str, Option]) -> int:
-    return sum(option.bits for option in chosen.values())
+def bits_of(options):
+    return sum(option.bits for option in options)
 
 
-def cost_of(chosen: dict[str, Option]) -> float:
-    return sum(option.cost for option in chosen.values())
+def cost_of(options):
+    return sum(option.cost for option in options)
 
 
-def smallest(layers: dict[str, list[Option]]) -> int:
+def smallest(layers):
     return sum(min(option.bits for option in options) for options in layers.values())
 
 
-def brute_force(layers: dict[str, list[Option]], budget: int) -> float:
+def brute_force(layers, budget):
     """The least cost within the budget, by trying everything."""
     combinations = itertools.product(*layers.values())
-    return min(
-        sum(o.cost for o in some) for some in combinations if sum(o.bits for o in some) <= budget
-    )
+    return min(cost_of(options) for options in combinations if bits_of(options) <= budget)
 
 
 @given(layers=LAYERS, spare=st.integers(0, 80), unit=st.sampled_from([1, 32, 10**9]))
@@ -54,16 +49,9 @@ def test_the_answer_is_the_optimum_and_within_the_budget(layers, spare, unit):
     chosen = allocate(scaled, budget)
     assert list(chosen) == list(scaled)
     assert all(chosen[name] in options for name, options in scaled.items())
-    assert bits_of(chosen) <= budget
-    assert cost_of(chosen) == pytest.approx(brute_force(scaled, budget), abs=1e-6)
+    assert bits_of(chosen.values()) <= budget
+    assert cost_of(chosen.values()) == pytest.approx(brute_force(scaled, budget), abs=1e-6)
     assert allocate(scaled, budget) == chosen
-
-
-@given(layers=LAYERS)
-def test_a_larger_budget_is_never_worse(layers):
-    budgets = [smallest(layers) + spare for spare in range(0, 100, 20)]
-    costs = [cost_of(allocate(layers, budget)) for budget in budgets]
-    assert all(after <= before + 1e-9 for before, after in itertools.pairwise(costs))
 
 
 def test_a_budget_without_a_factor_in_common_with_the_sizes():
@@ -73,20 +61,17 @@ def test_a_budget_without_a_factor_in_common_with_the_sizes():
         "0": [Option((1, 8), n * giga, cost) for n, cost in ((1, 0.25), (22, 0.125), (23, 0.0))],
         "1": [Option((1, 8), n * giga, cost) for n, cost in ((3, 0.125), (24, 0.0))],
     }
-    budget = 25 * giga - 1
-    chosen = allocate(layers, budget)
-    assert bits_of(chosen) <= budget
-    assert cost_of(chosen) == brute_force(layers, budget)
+    chosen = allocate(layers, 25 * giga - 1).values()
+    assert bits_of(chosen) <= 25 * giga - 1
+    assert cost_of(chosen) == brute_force(layers, 25 * giga - 1)
 
 
 def test_one_bit_less_is_respected():
     """Sizes of a large model: one bit of 10^12 is far below the solver's tolerance."""
-    layers = {
-        f"{i}": [Option((2, -1), 10**12 - 1, 1.0), Option((3, -1), 10**12, 0.0)] for i in range(3)
-    }
-    assert cost_of(allocate(layers, 3 * 10**12)) == 0
-    assert cost_of(allocate(layers, 3 * 10**12 - 1)) == 1
-    assert cost_of(allocate(layers, 3 * 10**12 - 3)) == 3
+    options = [Option((2, -1), 10**12 - 1, 1.0), Option((3, -1), 10**12, 0.0)]
+    layers = dict.fromkeys("abc", options)
+    for less in (0, 1, 3):
+        assert cost_of(allocate(layers, 3 * 10**12 - less).values()) == less
     with pytest.raises(LutlabError, match="below the smallest possible, 2999999999997 bits"):
         allocate(layers, 3 * 10**12 - 4)
 
@@ -100,9 +85,9 @@ def test_ties_go_to_fewer_bits():
 def test_a_size_is_its_own_budget(weights, per_weight, more):
     """A grid point's bits a weight, as a record prints them, is a budget that the grid point fits into."""
     bits = weights * per_weight + more % weights
-    found = budget_bits(bits / weights, weights)
-    assert found >= bits
-    assert found / weights <= bits / weights
+    budget = budget_bits(bits / weights, weights)
+    assert budget >= bits
+    assert budget / weights <= bits / weights
 
 
 @pytest.mark.parametrize("budget", [0, -1.0, math.nan, math.inf, True])

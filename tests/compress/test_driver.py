@@ -10,76 +10,75 @@ import torch
 from tests import warm
 from tests.calibrated import Fake, FakeScaling
 from tests.command_line import ROOT
+from tests.compress.passes import inputs_of, quantized, weights_of
 from tests.models.architectures import CONFIGS, DIFFERENT, make, token_ids, uniform
+from tests.quantizers.weights import assert_same
 from tests.tiny_models import byte_tokenizer
 
-from lutlab.base import registry
 from lutlab.base.errors import LutlabError
 from lutlab.base.tensors import CalibStats
-from lutlab.compress import calibrate, driver
+from lutlab.compress import driver
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.kept_blocks import BlockStore, StatsStore
 from lutlab.formats import pack
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
+from lutlab.quantizers.awq import AWQ
+from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.rtn import RTN
 
-ARCHITECTURES = ["opt", "gpt2"]
+FIELDS = ("squared_error", "squared_norm", "output_error", "output_norm")
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["opt", "gpt2"])
 @pytest.mark.parametrize("method", ["rtn", "bcq"])
 def test_statistics_are_those_of_the_layers(name, method):
-    model = make(name)
-    quantizer = registry.lookup("method", method)()
-    before = {layer: weight_of(module).clone() for layer, module in linear_layers(model)}
-    stats = quantize_model(model, quantizer, uniform(model, 3, 16))
+    before, windows = weights_of(make(name)), token_ids(4, 16)
+    seen = stats_by_hooks(make(name), before, windows, batch=4)
+    model, stats = quantized(name, make_method(method), windows)
     assert [layer.name for layer in stats] == list(before)
-    for layer, module in zip(stats, dict(linear_layers(model)).values(), strict=True):
-        weight = before[layer.name].double()
-        packed = pack(quantizer.quantize(weight, 3, 16))
-        error = (weight - packed.dequantize()).norm().item() ** 2
+    for layer, (_, module) in zip(stats, linear_layers(model), strict=True):
+        weight, hessian = before[layer.name].double(), seen[layer.name].hessian.double()
+        packed = pack(make_method(method).quantize(weight, 3, 16))
+        error = weight - packed.dequantize()
         assert isinstance(module, QuantLinear)
         assert (layer.out_features, layer.in_features) == tuple(weight.shape)
-        assert layer.squared_error == pytest.approx(error, rel=1e-9)
-        assert layer.squared_norm == pytest.approx(weight.norm().item() ** 2, rel=1e-9)
+        squares = [w.norm().item() ** 2 for w in (error, weight)]
+        assert [layer.squared_error, layer.squared_norm] == pytest.approx(squares, rel=1e-9)
+        outputs = [((w @ hessian) * w).sum().item() for w in (error, weight)]
+        assert [layer.output_error, layer.output_norm] == pytest.approx(outputs, rel=1e-5)
         assert layer.bits_stored == packed.bits_stored == module.packed.bits_stored
         assert 0 < layer.squared_error < layer.squared_norm
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["opt", "gpt2"])
 def test_none_rounds_weights_to_half_precision(name):
-    model = make(name)
-    before = {layer: weight_of(module).clone() for layer, module in linear_layers(model)}
-    stats = quantize_model(model, registry.lookup("method", "none")(), uniform(model, 16, -1))
-    for layer, (path, module) in zip(stats, linear_layers(model), strict=True):
-        assert torch.equal(weight_of(module), before[path].half().float())
-        assert module.weight.dtype == torch.float32
-        error = (before[path].half().double() - before[path].double()).square().sum().item()
+    before = weights_of(make(name))
+    model, stats = quantized(name, make_method("none"), q=16, g=-1)
+    assert_same(weights_of(model), {path: weight.half().float() for path, weight in before.items()})
+    for layer, weight in zip(stats, before.values(), strict=True):
+        error = (weight.half().double() - weight.double()).square().sum().item()
         assert 0 < layer.squared_error == pytest.approx(error)
-        assert layer.bits_stored == 16 * before[path].numel()
+        assert layer.bits_stored == 16 * weight.numel()
 
 
 def test_a_model_in_half_precision_is_quantized_from_its_own_weights():
     model, rounded = make("opt").half(), make("opt").half().float()
-    quantizer = registry.lookup("method", "rtn")()
-    assert quantize_model(model, quantizer, uniform(model, 4, 16)) == quantize_model(
-        rounded, quantizer, uniform(rounded, 4, 16)
-    )
-    logits = model(token_ids()).logits
+    stats = [quantize_model(each, RTN(), uniform(each, 4, 16)) for each in (model, rounded)]
+    assert stats[0] == stats[1]
+    logits, expected = model(token_ids()).logits, rounded(token_ids()).logits
     assert logits.dtype == torch.float16
-    assert torch.allclose(logits.float(), rounded(token_ids()).logits, atol=0.2, rtol=0.05)
+    torch.testing.assert_close(logits.float(), expected, atol=0.2, rtol=0.05)
 
 
-def test_quantizing_twice_is_refused():
-    model = make("opt")
-    quantizer = registry.lookup("method", "rtn")()
-    quantize_model(model, quantizer, uniform(model, 4, 16))
+@pytest.mark.parametrize(("method", "windows"), [(RTN(), None), (AWQ(), token_ids())])
+def test_quantizing_twice_is_refused_before_anything_is_changed(method, windows):
+    model, _ = quantized("opt", RTN())
     logits = model(token_ids()).logits
     message = r"^model\.decoder\.layers\.0\.self_attn\.q_proj is quantized already; load the model"
     with pytest.raises(LutlabError, match=message):
-        quantize_model(model, quantizer, uniform(model, 4, 16))
+        quantize_model(model, method, uniform(model, 4, 16), windows)
     assert torch.equal(model(token_ids()).logits, logits)
 
 
@@ -88,125 +87,80 @@ def test_an_error_names_the_layer(method):
     model = make("opt")
     model.model.decoder.layers[1].fc2.weight.data[3, 4] = float("nan")
     with pytest.raises(LutlabError, match=r"^model\.decoder\.layers\.1\.fc2: 1 of 1536 weights"):
-        quantize_model(model, registry.lookup("method", method)(), uniform(model, 4, 16))
+        quantize_model(model, make_method(method), uniform(model, 4, 16))
 
 
 # ---- whose activations a calibrated method sees, against whole forward passes ----
 
 
-def seen_by_hooks(model, layers, batches):
-    """Hessian, mean |x| and tokens of the inputs of some layers: whole forward passes, no block driver."""
-    sums = {}
-
-    def add(name):
-        def see(_, args):
-            x = args[0].flatten(0, -2)
-            hessian, absolute, tokens = sums.get(name, (torch.zeros(x.shape[1], x.shape[1]), 0, 0))
-            sums[name] = hessian.addmm_(x.T, x), absolute + x.abs().sum(0), tokens + len(x)
-
-        return see
-
-    hooks = [model.get_submodule(n).register_forward_pre_hook(add(n)) for n in layers]
-    with torch.no_grad():
-        for batch in batches:
-            model(batch, use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    return {n: CalibStats(h / tokens, a / tokens, tokens) for n, (h, a, tokens) in sums.items()}
+def stats_by_hooks(model, layers, windows, batch=2):
+    """Hessian, mean |x| and tokens of the inputs of some layers."""
+    stats = {}
+    for name, seen in inputs_of(model, windows, layers, batch).items():
+        hessian, absolute, tokens = torch.zeros(seen[0].shape[-1], seen[0].shape[-1]), 0, 0
+        for x in seen:
+            hessian.addmm_(x.T, x)
+            absolute, tokens = absolute + x.abs().sum(0), tokens + len(x)
+        stats[name] = CalibStats(hessian / tokens, absolute / tokens, tokens)
+    return stats
 
 
-def quantized_by_hand(model, fake, q, g, batches):
+def quantized_by_hand(model, fake, q, g, windows):
     """The model and the order of things as the papers write them: a full pass before every replacement."""
     family = family_of(model.config)
-    full = seen_by_hooks(model, [n for n, _ in linear_layers(model)], batches)
+    full = stats_by_hooks(model, weights_of(model), windows)
     for index in range(len(decoder_blocks(model))):
         path = f"{family.blocks}.{index}."
         rounds = [[shared] for shared in family.inputs] if fake.true_sequential else [family.inputs]
         for shared_inputs in rounds:
             names = [path + shared.layers[0] for shared in shared_inputs]
-            now = full if fake.inputs == "full" else seen_by_hooks(model, names, batches)
+            now = full if fake.inputs == "full" else stats_by_hooks(model, names, windows)
             for shared in shared_inputs:
                 prepared = fake.prepare(now[path + shared.layers[0]])
                 for layer in shared.layers:
                     module = model.get_submodule(path + layer)
                     packed = pack(fake.quantize(weight_of(module), q, g, prepared))
                     model.set_submodule(path + layer, QuantLinear(packed, module.bias))
-    return model
 
 
-def weights_of(model):
-    return [
-        module.packed.dequantize() if isinstance(module, QuantLinear) else weight_of(module)
-        for _, module in linear_layers(model)
-    ]
+def assert_same_seen(fake, other):
+    assert_same([vars(stats) for stats in fake.seen], [vars(stats) for stats in other.seen])
 
 
-def same_stats(found, expected):
-    return len(found) == len(expected) and all(
-        torch.equal(a.hessian, b.hessian)
-        and torch.equal(a.mean_abs, b.mean_abs)
-        and a.tokens == b.tokens
-        for a, b in zip(found, expected, strict=True)
-    )
+WAYS = (("quantized", True), ("quantized", False), ("full", False))
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "sequential"),
-    [
-        (name, *(("quantized", True), ("quantized", False), ("full", False))[at % 3])
-        for at, name in enumerate(CONFIGS)
-    ],
-)
-def test_inputs_are_those_of_whole_forward_passes(name, inputs, sequential, monkeypatch):
-    monkeypatch.setattr(calibrate, "BATCH_TOKENS", 32)
-    model, by_hand, windows = make(name), make(name), token_ids(4, 16)
-    fake, other = Fake(inputs, sequential), Fake(inputs, sequential)
-    quantize_model(model, fake, uniform(model, 3, 16), windows)
-    quantized_by_hand(by_hand, other, 3, 16, windows.split(2))
-    assert same_stats(fake.seen, other.seen)
-    assert all(map(torch.equal, weights_of(model), weights_of(by_hand)))
+@pytest.mark.parametrize(("name", "way"), [(name, WAYS[at % 3]) for at, name in enumerate(CONFIGS)])
+def test_inputs_are_those_of_whole_forward_passes(name, way, two_windows_a_batch):
+    fake, other, by_hand, windows = Fake(*way), Fake(*way), make(name), token_ids(4, 16)
+    model, _ = quantized(name, fake, windows)
+    quantized_by_hand(by_hand, other, 3, 16, windows)
+    assert_same_seen(fake, other)
+    assert_same(weights_of(model), weights_of(by_hand))
     assert torch.equal(model(token_ids()).logits, by_hand(token_ids()).logits)
 
 
 def test_the_three_ways_differ():
     """Else the test above would prove nothing."""
-    windows, found = token_ids(4, 16), []
-    for fake in (Fake("quantized", True), Fake("quantized", False), Fake("full", False)):
-        model = make("opt")
-        quantize_model(model, fake, uniform(model, 3, 16), windows)
-        found.append(torch.cat([stats.mean_abs for stats in fake.seen]))
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
-
-
-def test_output_error_is_that_of_the_outputs():
-    model, windows = make("opt"), token_ids(4, 16)
-    before = {name: weight_of(module).clone() for name, module in linear_layers(model)}
-    seen = seen_by_hooks(model, before, [windows])
-    stats = quantize_model(model, RTN(), uniform(model, 3, 16), windows)
-    for layer in stats:
-        module, hessian = model.get_submodule(layer.name), seen[layer.name].hessian.double()
-        difference = (module.packed.dequantize() - before[layer.name]).double()
-        error = (difference @ hessian * difference).sum().item()
-        norm = (before[layer.name].double() @ hessian * before[layer.name].double()).sum().item()
-        assert layer.output_error == pytest.approx(error, rel=1e-5)
-        assert layer.output_norm == pytest.approx(norm, rel=1e-5)
+    fakes = [Fake(*way) for way in WAYS]
+    for fake in fakes:
+        quantized("opt", fake, token_ids(4, 16))
+    means = [torch.cat([stats.mean_abs for stats in fake.seen]) for fake in fakes]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(means, 2))
 
 
 def test_sums_over_chunks_of_rows_are_the_sums(monkeypatch):
-    windows, found = token_ids(2, 16), []
-    for chunk in (2**20, 33):
-        monkeypatch.setattr(driver, "_CHUNK_WEIGHTS", chunk)
-        model = make("opt")
-        found.append(quantize_model(model, RTN(), uniform(model, 3, 16), windows))
-    for whole, parts in zip(*found, strict=True):
-        for field in ("squared_error", "squared_norm", "output_error", "output_norm"):
-            assert getattr(parts, field) == pytest.approx(getattr(whole, field), rel=1e-6)
+    _, whole = quantized("opt", RTN(), token_ids())
+    monkeypatch.setattr(driver, "_CHUNK_WEIGHTS", 33)
+    _, parts = quantized("opt", RTN(), token_ids())
+    for layer, other in zip(parts, whole, strict=True):
+        sums, expected = ([getattr(stats, field) for field in FIELDS] for stats in (layer, other))
+        assert sums == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_calibrated_method_without_calibration_is_refused():
-    model = make("opt")
     with pytest.raises(LutlabError, match=r"looks at activations: give calibration="):
-        quantize_model(model, Fake(), uniform(model, 3, 16))
+        quantized("opt", Fake())
 
 
 # ---- one pass of calibration ----
@@ -229,31 +183,27 @@ def forwards(model):
 def test_full_precision_inputs_are_seen_once(name, tmp_path):
     windows = token_ids(4, 16)
     for fake, q, g in ((Fake("full"), 3, 16), (Fake("full"), 4, -1), (FakeScaling(), 2, 8)):
-        model, alone = make(name), make(name)
+        model, store = make(name), StatsStore(tmp_path / "id")
         passes = forwards(model)
-        stats = quantize_model(
-            model, fake, uniform(model, q, g), windows, seen=StatsStore(tmp_path / "id")
-        )
+        stats = quantize_model(model, fake, uniform(model, q, g), windows, seen=store)
         assert passes == ([1, 1] if (q, g) == (3, 16) else [0, 0])
-        assert stats == quantize_model(alone, type(fake)("full"), uniform(alone, q, g), windows)
+        alone, expected = quantized(name, type(fake)("full"), windows, q, g)
+        assert stats == expected
         assert torch.equal(model(token_ids()).logits, alone(token_ids()).logits)
 
 
 @pytest.mark.parametrize(("lost", "passes"), [([0], [1, 0]), ([1], [1, 1]), ([0, 1], [1, 1])])
 def test_what_was_not_seen_is_made_up_for(lost, passes, tmp_path):
-    store, windows = StatsStore(tmp_path / "id"), token_ids(4, 16)
-    found = []
-    for again in (False, True):
-        if again:
-            for index in lost:
-                (tmp_path / "id" / f"inputs-{index:04}.safetensors").unlink()
-        model, fake = make("gpt-neo"), Fake("full")
-        count = forwards(model)
-        quantize_model(model, fake, uniform(model, 3, 16), windows, seen=store)
-        found.append((fake.seen, weights_of(model)))
+    store, windows, first, fake = StatsStore(tmp_path), token_ids(4, 16), Fake("full"), Fake("full")
+    straight, _ = quantized("gpt-neo", first, windows, seen=store)
+    for index in lost:
+        (tmp_path / f"inputs-{index:04}.safetensors").unlink()
+    model = make("gpt-neo")
+    count = forwards(model)
+    quantize_model(model, fake, uniform(model, 3, 16), windows, seen=store)
     assert count == passes
-    assert same_stats(found[0][0], found[1][0])
-    assert all(map(torch.equal, found[0][1], found[1][1]))
+    assert_same_seen(fake, first)
+    assert_same(weights_of(model), weights_of(straight))
     assert all(store.has(index) for index in (0, 1))
 
 
@@ -261,43 +211,27 @@ def test_what_was_not_seen_is_made_up_for(lost, passes, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [0, 5, 6, 9])
-@pytest.mark.parametrize(
-    "method",
-    [
-        Fake("quantized", True, target="stream"),
-        Fake("quantized", False),
-        Fake("full"),
-        FakeScaling(),
-    ],
-)
+@pytest.mark.parametrize("method", [
+    Fake("quantized", True, target="stream"), Fake("quantized", False), Fake("full"), FakeScaling(),
+])  # fmt: skip
 def test_a_killed_run_goes_on_where_it_was(method, stop, tmp_path):
     """OPT, of 6 layers a block, before the first and behind a block; LLaMA, of 7, inside of either block."""
-    name = ("opt", "llama-1")[stop % 2]
-    windows, kept, seen = (
-        token_ids(4, 16),
-        BlockStore(tmp_path / "blocks"),
-        StatsStore(tmp_path / "seen"),
-    )
-
-    def run(model, fake, **stores):
-        return quantize_model(model, fake, uniform(model, 3, 16), windows, **stores)
+    name, windows = ("opt", "llama-1")[stop % 2], token_ids(4, 16)
+    stores = {"kept": BlockStore(tmp_path / "blocks"), "seen": StatsStore(tmp_path / "seen")}
 
     def fresh(**fields):
         return dataclasses.replace(method, seen=[], quantized=0, **fields)
 
-    straight, again = make(name), make(name)
-    expected = run(straight, fresh())
+    straight, expected = quantized(name, fresh(), windows)
     with pytest.raises(KeyboardInterrupt):
-        run(make(name), fresh(stop_after=stop), kept=kept, seen=seen)
-    fake, layers = fresh(), len(family_of(again.config).linears)
-    assert run(again, fake, kept=kept, seen=seen) == expected
-    assert fake.quantized == 2 * layers - stop // layers * layers
-    assert straight.state_dict().keys() == again.state_dict().keys()
-    assert all(map(torch.equal, straight.state_dict().values(), again.state_dict().values()))
-    assert torch.equal(straight(token_ids()).logits, again(token_ids()).logits)
-    once_more = fresh()
-    assert run(make(name), once_more, kept=kept, seen=seen) == expected
-    assert once_more.quantized == 0
+        quantized(name, fresh(stop_after=stop), windows, **stores)
+    layers = len(family_of(straight.config).linears)
+    for calls in (2 * layers - stop // layers * layers, 0):
+        fake = fresh()
+        again, stats = quantized(name, fake, windows, **stores)
+        assert (stats, fake.quantized) == (expected, calls)
+        assert_same(again.state_dict(), straight.state_dict())
+        assert torch.equal(straight(token_ids()).logits, again(token_ids()).logits)
 
 
 KILLED = """

@@ -3,15 +3,17 @@
 import pytest
 import torch
 from tests.calibrated import Fake
+from tests.compress.passes import quantized
 from tests.compress.test_encoders import padded
 from tests.models.architectures import make, token_ids, uniform
+from tests.quantizers.weights import assert_same, drawn
 
 from lutlab.base.errors import LutlabError
 from lutlab.compress import driver
 from lutlab.compress.calibrate import stats_of
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.gradients import quantized_rows
-from lutlab.formats import pack
+from lutlab.formats import dequantize
 from lutlab.models.families import family_of, kinds
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.gptq_bcq import GPTQBCQ
@@ -42,16 +44,14 @@ def naive(model, windows, layer, groups):
 
 @pytest.mark.parametrize("name", ["opt", "llama-2"])
 def test_hessians_are_those_of_the_end_loss(name):
-    model, windows = make(name), token_ids(4, 16)
-    fake = Fake(true_sequential=False, hessian="gradients")
-    quantize_model(make(name), fake, uniform(model, 3, 16), windows)
+    windows, fake = token_ids(4, 16), Fake(true_sequential=False, hessian="gradients")
+    quantized(name, fake, windows)
+    model = make(name)
     family = family_of(model.config)
     assert len(fake.seen) == 2 * len(family.linears) * 4
     for place, layer in enumerate(family.linears):
-        found = fake.seen[4 * place : 4 * place + 4]
-        for stats, expected in zip(
-            found, naive(model, windows, f"{family.blocks}.0.{layer}", 4), strict=True
-        ):
+        hessians = naive(model, windows, f"{family.blocks}.0.{layer}", 4)
+        for stats, expected in zip(fake.seen[4 * place : 4 * place + 4], hessians, strict=True):
             assert stats.tokens == windows.numel()
             error = (stats.hessian.double() - expected).norm()
             assert error < 1e-4 * expected.norm(), layer
@@ -61,33 +61,26 @@ def test_where_all_tokens_count_the_same_nothing_changes(monkeypatch):
     """Up to the order of sums over rows; the Hessians themselves are the same to the last bit."""
     ones = dict.fromkeys(kinds(make("opt").config), torch.ones(64, 4))
     monkeypatch.setattr(driver, "token_weights", lambda *_: ones)
-    plain, guided, seen = [], [], []
-    for hessian in ("inputs", "gradients"):
-        model, fake = make("opt"), Fake(hessian=hessian, target="stream")
-        seen.append(fake.seen)
-        quantize_model(model, fake, uniform(model, 3, 16), token_ids(4, 16))
-        (guided if fake.hessian == "gradients" else plain).append(model.state_dict())
-    assert all(map(torch.equal, plain[0].values(), guided[0].values()))
-    (first, *_), (others) = seen[0], seen[1][:12]
-    assert all(torch.equal(first.hessian, other.hessian) for other in others)
+    fakes = [Fake(hessian=hessian, target="stream") for hessian in ("inputs", "gradients")]
+    plain, guided = (quantized("opt", fake, token_ids(4, 16))[0].state_dict() for fake in fakes)
+    assert_same(guided, plain)
+    hessian = fakes[0].seen[0].hessian
+    assert all(torch.equal(hessian, other.hessian) for other in fakes[1].seen[:12])
 
 
 @pytest.mark.parametrize("method", [GPTQ(), GPTQBCQ(), GPTQBCQ(offset=False)])
 def test_rows_are_those_of_each_group_alone(method):
-    weight = torch.randn(10, 32, generator=torch.Generator().manual_seed(0))
-    factors = [method.prepare(stats_of(torch.randn(40, 32))) for _ in range(3)]
-    found, _ = quantized_rows(method, weight, 3, 8, factors, name="a weight")
-    alone = [
-        pack(method.quantize(rows, 3, 8, one)).dequantize()
-        for rows, one in zip(weight.split([4, 3, 3]), factors, strict=True)
-    ]
-    assert torch.equal(pack(found).dequantize(), torch.cat(alone))
+    weight = drawn(10, 32)
+    factors = [method.prepare(stats_of(drawn(40, 32, seed=seed))) for seed in range(3)]
+    together, _ = quantized_rows(method, weight, 3, 8, factors, name="a weight")
+    parts = zip(weight.split([4, 3, 3]), factors, strict=True)
+    alone = [dequantize(method.quantize(rows, 3, 8, factor)) for rows, factor in parts]
+    assert torch.equal(dequantize(together), torch.cat(alone))
 
 
 def test_what_is_refused():
-    model = make("bert")
     with pytest.raises(LutlabError, match=r"takes the loss of the next token"):
-        quantize_model(model, Fake(hessian="gradients"), uniform(model, 3, 16), padded())
+        quantized("bert", Fake(hessian="gradients"), padded())
     with torch.device("meta"):
         model = type(make("opt"))(make("opt").config)
     with pytest.raises(LutlabError, match=r"drop stream=true"):

@@ -1,13 +1,12 @@
 """Widths under a budget, on random models: sizes, estimates, and that no grid point of the same size is better."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
 from tests.command_line import CommandLine
-from tests.models.architectures import VOCABULARY, make, uniform
+from tests.models.architectures import make, token_ids, uniform
+from tests.quantizers.weights import assert_same
 
 import lutlab
 from lutlab.base.errors import LutlabError
@@ -19,27 +18,18 @@ from lutlab.models.families import kinds, linear_layers, weight_of
 from lutlab.quantizers.contract import make_method
 
 CANDIDATES = [(2, 8), (2, -1), (4, 8), (4, -1)]
+WINDOWS = token_ids(4, 16)
 
 
-def windows(samples: int = 4, length: int = 16) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(2)
-    return torch.randint(VOCABULARY, (samples, length), generator=generator)
-
-
-def total_weights(model) -> int:
-    return sum(weight_of(module).numel() for _, module in linear_layers(model))
-
-
-def bits_per_weight(model, method, chosen) -> float:
+def bits_per_weight(model, method, chosen):
     """As the driver stores it."""
-    weights = total_weights(model)
-    layers = quantize_model(model, make_method(method), chosen, windows())
+    layers = quantize_model(model, make_method(method), chosen, WINDOWS)
+    weights = sum(layer.out_features * layer.in_features for layer in layers)
     return sum(layer.bits_stored for layer in layers) / weights
 
 
-def loss_of(model, ids) -> float:
-    with torch.no_grad():
-        return model(input_ids=ids, labels=ids).loss.item()
+def search(model, budget, method="rtn", **options):
+    return search_widths(model, make_method(method), CANDIDATES, budget, WINDOWS, **options)
 
 
 @pytest.mark.parametrize(("name", "method"), [
@@ -47,17 +37,13 @@ def loss_of(model, ids) -> float:
 ])  # fmt: skip
 def test_what_is_found_is_stored_within_the_budget(name, method):
     model = make(name)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    small, large = (
-        bits_per_weight(make(name), method, uniform(model, *c)) for c in ((2, -1), (4, -1))
-    )
-    budget = (small + large) / 2
-    chosen, facts = search_widths(model, make_method(method), CANDIDATES, budget, windows())
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    ends = [bits_per_weight(make(name), method, uniform(model, q, -1)) for q in (2, 4)]
+    budget = sum(ends) / 2
+    chosen, facts = search(model, budget, method)
+    assert_same(model.state_dict(), make(name).state_dict())
     assert list(chosen) == list(kinds(model.config))
     assert set(chosen.values()) <= set(CANDIDATES)
-    stored = bits_per_weight(model, method, chosen)
-    assert stored == facts["bits_per_weight"] <= budget
+    assert bits_per_weight(model, method, chosen) == facts["bits_per_weight"] <= budget
     assert facts["widths"] == {name: list(width) for name, width in chosen.items()}
 
 
@@ -66,28 +52,30 @@ def test_no_grid_point_of_the_same_size_that_was_tried_is_better():
     grid = widths(kinds(model.config), 2, -1)
     grid |= {name: (4, 8) for name, kind in kinds(model.config).items() if kind == "attention"}
     budget = bits_per_weight(make("opt"), "rtn", grid)
-    chosen, facts = search_widths(model, make_method("rtn"), CANDIDATES, budget, windows())
+    chosen, facts = search(model, budget)
     tried = facts["contenders"]
-    assert [one["name"] for one in tried[:1]] == ["integer program"]
+    assert tried[0]["name"] == "integer program"
     assert len(tried) == 1 + sensitivity.GRID_POINTS
-    estimates = [one["estimated_increase"] for one in tried]
-    assert estimates[0] <= min(estimates[1:]) * (1 + 1e-9)  # the optimum of what it optimises
-    best = min(tried, key=lambda one: one["loss"])
+    first, *others = (contender["estimated_increase"] for contender in tried)
+    assert first <= min(others) * (1 + 1e-9)  # the optimum of what it optimises
+    best = min(tried, key=lambda contender: contender["loss"])
     assert facts["winner"] == best["name"]
     quantize_model(model, make_method("rtn"), chosen)
-    assert loss_of(model, windows()) == pytest.approx(best["loss"], rel=1e-5)
+    with torch.no_grad():
+        loss = model(input_ids=WINDOWS, labels=WINDOWS).loss.item()
+    assert loss == pytest.approx(best["loss"], rel=1e-5)
 
 
 def test_the_lowest_loss_wins_not_the_lowest_estimate(monkeypatch):
     """Where the estimate is upside down, a grid point has to win."""
-    upright = sensitivity.loss_curvature
-    monkeypatch.setattr(
-        sensitivity, "loss_curvature", lambda *a: {n: -v for n, v in upright(*a).items()}
-    )
-    quantizer = make_method("rtn")
+
+    def inverted(*arguments):
+        return {name: -value for name, value in loss_curvature(*arguments).items()}
+
+    monkeypatch.setattr(sensitivity, "loss_curvature", inverted)
     monkeypatch.setattr(sensitivity, "GRID_POINTS", 16)
-    _, facts = search_widths(make("opt"), quantizer, CANDIDATES, 12.0, windows())
-    losses = {one["name"]: one["loss"] for one in facts["contenders"]}
+    _, facts = search(make("opt"), 12.0)
+    losses = {contender["name"]: contender["loss"] for contender in facts["contenders"]}
     assert facts["winner"] != "integer program"
     assert losses[facts["winner"]] == min(losses.values()) < losses["integer program"]
 
@@ -95,8 +83,8 @@ def test_the_lowest_loss_wins_not_the_lowest_estimate(monkeypatch):
 @pytest.mark.parametrize("name", ["opt", "llama-2", "gpt2"])
 def test_curvature_is_that_of_the_gradients(name):
     """Against gradients taken one window at a time through an added zero."""
-    model, ids = make(name), windows(3)
-    found = loss_curvature(model, ids)
+    model, ids = make(name), WINDOWS[:3]
+    curvature = loss_curvature(model, ids)
     for layer, module in list(linear_layers(model))[::3]:
         zero = torch.zeros(1, ids.shape[1], weight_of(module).shape[0], requires_grad=True)
         total = 0.0
@@ -106,47 +94,34 @@ def test_curvature_is_that_of_the_gradients(name):
             loss = torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum")
             total += torch.autograd.grad(loss, zero)[0].square().mean(-1).sum().item()
         hook.remove()
-        assert found[layer] == pytest.approx(total / 2 / ids.numel(), rel=1e-4)
+        assert curvature[layer] == pytest.approx(total / 2 / ids.numel(), rel=1e-4)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_skipped_layers_count_and_stay():
     model = make("opt")
-    chosen, facts = search_widths(
-        model, make_method("rtn"), CANDIDATES, 10.0, windows(), skip=["*.fc2"]
-    )
+    chosen, facts = search(model, 10.0, skip=["*.fc2"])
     assert all((width is None) == name.endswith("fc2") for name, width in chosen.items())
     assert bits_per_weight(model, "rtn", chosen) == facts["bits_per_weight"] <= 10
 
 
 def test_the_python_api_takes_a_budget():
-    model = make("opt")
-    assert (
-        lutlab.quantize(model, "rtn", budget=9.0, candidates=CANDIDATES, calibration=windows())
-        is model
-    )
+    model, options = make("opt"), {"candidates": CANDIDATES, "calibration": WINDOWS}
+    assert lutlab.quantize(model, "rtn", budget=5.5, **options) is model
     packed = [module.packed for _, module in linear_layers(model)]
-    assert sum(one.bits_stored for one in packed) <= 9.0 * sum(
-        math.prod(one.shape) for one in packed
-    )
-    assert len({(one.bits, one.group_size) for one in packed}) > 1
+    weights = sum(math.prod(weight.shape) for weight in packed)
+    assert sum(weight.bits_stored for weight in packed) <= 5.5 * weights
+    assert len({(weight.bits, weight.group_size) for weight in packed}) > 1
 
 
-def test_mistakes_say_what_to_do():
-    model, rtn = make("opt"), make_method("rtn")
-    smallest = bits_per_weight(make("opt"), "rtn", uniform(model, 2, -1))
-    with pytest.raises(
-        LutlabError, match=f"smallest size that the candidates give, {smallest:.4g} bits"
-    ):
-        search_widths(model, rtn, CANDIDATES, smallest - 0.01, windows())
-    with pytest.raises(LutlabError, match="budget needs candidates"):
-        search_widths(model, rtn, [], 4.0, windows())
-    with pytest.raises(LutlabError, match="give a positive number"):
-        search_widths(model, rtn, CANDIDATES, -4.0, windows())
-    with pytest.raises(LutlabError, match="needs a method that quantizes"):
-        search_widths(model, make_method("none"), CANDIDATES, 4.0, windows())
-    with pytest.raises(LutlabError, match="streamed"):
-        search_widths(model.to("meta"), rtn, CANDIDATES, 4.0, windows())
+@pytest.mark.parametrize(("method", "candidates", "budget", "device", "message"), [
+    ("rtn", [], 4.0, "cpu", "budget needs candidates"), ("rtn", CANDIDATES, -4.0, "cpu", "give a positive number"),
+    ("rtn", CANDIDATES, 2.0, "cpu", "smallest size that the candidates give"),
+    ("none", CANDIDATES, 4.0, "cpu", "needs a method that quantizes"), ("rtn", CANDIDATES, 4.0, "meta", "streamed"),
+])  # fmt: skip
+def test_mistakes_say_what_to_do(method, candidates, budget, device, message):
+    with pytest.raises(LutlabError, match=message):
+        search_widths(make("opt").to(device), make_method(method), candidates, budget, WINDOWS)
 
 
 SWEEP = [
@@ -161,9 +136,9 @@ def test_the_command_line_keeps_to_the_budget(command: CommandLine):
     assert "budget 3.5" in outcome.out
     (record,) = command.records().values()
     assert record["values"]["bits_per_weight"] <= 3.5
-    found = record["facts"]["budget"]
-    assert math.isclose(found["bits_per_weight"], record["values"]["bits_per_weight"])
-    assert {tuple(width) for width in found["widths"].values()} == {(2, 128), (4, 128)}
+    facts = record["facts"]["budget"]
+    assert math.isclose(facts["bits_per_weight"], record["values"]["bits_per_weight"])
+    assert {tuple(width) for width in facts["widths"].values()} == {(2, 128), (4, 128)}
     assert record["run"]["budget"] == 3.5
 
 

@@ -18,88 +18,68 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.rtn import RTN
 
 KINDS = {
-    "b.0.attn.q": "attention",
-    "b.0.fc1": "feed_forward",
-    "b.1.attn.q": "attention",
-    "b.1.fc1": "feed_forward",
+    f"b.{block}.{name}": kind
+    for block in (0, 1)
+    for name, kind in (("attn.q", "attention"), ("fc1", "feed_forward"))
 }
+ATTENTION = [Sublayer("attention", 3, 64)]
 
 
-def test_a_model_has_one_width():
-    assert widths(KINDS, 4, 128) == dict.fromkeys(KINDS, (4, 128))
-
-
-def test_a_kind_of_sublayer_has_its_own():
-    found = widths(KINDS, 4, 128, [Sublayer("attention", 3, 64)])
-    assert list(found.values()) == [(3, 64), (4, 128), (3, 64), (4, 128)]
-    assert list(found) == list(KINDS)
-
-
-@pytest.mark.parametrize(
-    ("skip", "kept"),
-    [
-        (["*.fc1"], ["b.0.fc1", "b.1.fc1"]),
-        (["b.0.*"], ["b.0.attn.q", "b.0.fc1"]),
-        (["b.1.fc1", "b.0.attn.?"], ["b.0.attn.q", "b.1.fc1"]),
-        (["*"], list(KINDS)),
-        ([], []),
-    ],
-)
+@pytest.mark.parametrize(("skip", "kept"), [
+    (["*.fc1"], ["b.0.fc1", "b.1.fc1"]), (["b.0.*"], ["b.0.attn.q", "b.0.fc1"]),
+    (["b.1.fc1", "b.0.attn.?"], ["b.0.attn.q", "b.1.fc1"]), (["*"], list(KINDS)), ([], []),
+])  # fmt: skip
 def test_skipped_layers_stay(skip, kept):
-    found = widths(KINDS, 4, 128, [Sublayer("attention", 3, 64)], skip)
-    assert [name for name, width in found.items() if width is None] == kept
+    chosen = widths(KINDS, 4, 128, ATTENTION, skip)
+    assert [name for name, width in chosen.items() if width is None] == kept
 
 
-@given(
-    q=st.integers(1, 8),
-    own=st.integers(1, 8),
-    skip=st.lists(st.sampled_from(list(KINDS)), unique=True),
-)
+@given(st.integers(1, 8), st.integers(1, 8), st.lists(st.sampled_from(list(KINDS)), unique=True))
 def test_skip_goes_over_sublayer_over_model(q, own, skip):
-    found = widths(KINDS, q, 32, [Sublayer("feed_forward", own, 16)], skip)
+    chosen = widths(KINDS, q, 32, [Sublayer("feed_forward", own, 16)], skip)
+    assert list(chosen) == list(KINDS)
     for name, kind in KINDS.items():
         expected = (own, 16) if kind == "feed_forward" else (q, 32)
-        assert found[name] == (None if name in skip else expected)
+        assert chosen[name] == (None if name in skip else expected)
 
 
 def test_layers_go_over_sublayers_and_under_skip():
     own = layer_widths({"b.0.*": (2, 16), "*.fc1": [8.0, -1]}, RTN())
-    found = widths(KINDS, 4, 128, [Sublayer("attention", 3, 64)], ["b.1.fc1"], own)
-    assert list(found.values()) == [(2, 16), (8, -1), (3, 64), None]
+    chosen = widths(KINDS, 4, 128, ATTENTION, ["b.1.fc1"], own)
+    assert list(chosen.values()) == [(2, 16), (8, -1), (3, 64), None]
 
 
 def test_layers_from_python():
     model = make("opt")
     lutlab.quantize(model, q=4, g=16, layers={"*.layers.0.*": (2, 20)}, skip=["*.0.fc2"])
-    found = {n: m.packed.bits for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
-    assert "model.decoder.layers.0.fc2" not in found
-    assert {bits for name, bits in found.items() if ".layers.0." in name} == {2}
-    assert {bits for name, bits in found.items() if ".layers.1." in name} == {4}
+    bits = {n: m.packed.bits for n, m in linear_layers(model) if isinstance(m, QuantLinear)}
+    first, last = ({b for name, b in bits.items() if f".layers.{i}." in name} for i in (0, 1))
+    assert (first, last) == ({2}, {4})
+    assert "model.decoder.layers.0.fc2" not in bits
 
 
-@pytest.mark.parametrize(
-    ("wrong", "cause"),
-    [
-        ({"layers": {"*.fc3": (4, 16)}}, r"layers pattern '\*\.fc3' fits no layer"),
-        ({"layers": {"*": (4,)}}, "give two numbers, q and g"),
-        ({"layers": {"*": (9, 16)}}, "q=9 is not a number of bits"),
-        ({"layers": {"*": (4, 16)}, "budget": 4.0}, "budget chooses the widths of all layers"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "cause"), [
+    ({"layers": {"*.fc3": (4, 16)}}, r"layers pattern '\*\.fc3' fits no layer"),
+    ({"layers": {"*": (4,)}}, "give two numbers, q and g"),
+    ({"layers": {"*": (9, 16)}}, "q=9 is not a number of bits"),
+    ({"layers": {"*": (4, 16)}, "budget": 4.0}, "budget chooses the widths of all layers"),
+])  # fmt: skip
 def test_wrong_layers_are_explained(wrong, cause):
     with pytest.raises(LutlabError, match=cause):
         lutlab.quantize(make("opt"), calibration=token_ids(), **wrong)
 
 
-def test_unknown_kind_and_pattern_are_refused():
-    with pytest.raises(
-        LutlabError, match="no sub-layers of kind 'atention': did you mean 'attention'"
-    ):
-        widths(KINDS, 4, 128, [Sublayer("atention", 3, 64)])
-    with pytest.raises(
-        LutlabError, match=r"'\*\.fc3' fits no layer; layers are named like b\.0\.attn\.q"
-    ):
-        widths(KINDS, 4, 128, skip=["*.fc1", "*.fc3"])
+@pytest.mark.parametrize(("wrong", "cause"), [
+    ({"sublayers": [Sublayer("atention", 3, 64)]}, "no sub-layers of kind 'atention': did you mean 'attention'"),
+    ({"skip": ["*.fc1", "*.fc3"]}, r"'\*\.fc3' fits no layer; layers are named like b\.0\.attn\.q"),
+])  # fmt: skip
+def test_unknown_kind_and_pattern_are_refused(wrong, cause):
+    with pytest.raises(LutlabError, match=cause):
+        widths(KINDS, 4, 128, **wrong)
+
+
+def size_of(model, stats):
+    return ModelSize().measure(Subject(model, None, stats, None, 16, RUN)).values
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -122,9 +102,9 @@ def test_a_model_of_several_widths(name):
         assert module.packed.scale.shape == (layer.out_features, groups)
         assert layer.bits_stored == module.packed.bits_stored
     assert model(token_ids()).logits.isfinite().all()
-    size = ModelSize().measure(Subject(model, None, stats, None, 16, RUN)).values
+    bits = sum(layer.bits_stored for layer in stats)
     weights = sum(layer.out_features * layer.in_features for layer in stats)
-    assert size["bits_per_weight"] == sum(layer.bits_stored for layer in stats) / weights
+    assert size_of(model, stats)["bits_per_weight"] == bits / weights
 
 
 # ---- from the command line ----
@@ -132,14 +112,10 @@ def test_a_model_of_several_widths(name):
 
 @pytest.fixture
 def arguments(tmp_path):
-    make("opt").save_pretrained(tmp_path / "model")
-    byte_tokenizer().save_pretrained(tmp_path / "model")
-    return (
-        "model=folder",
-        f"model.id={tmp_path / 'model'}",
-        "evaluate=[model_size,weight_error]",
-        "logger=none",
-    )
+    folder = tmp_path / "model"
+    make("opt").save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return "model=folder", f"model.id={folder}", "evaluate=[model_size,weight_error]", "logger=none"
 
 
 def test_command_line(command, arguments):
@@ -153,28 +129,20 @@ def test_command_line(command, arguments):
         assert record["run"]["skip"] == ["*.1.fc2"]
         assert record["run"]["sublayers"] == [{"kind": "attention", "q": 3, "g": 20}]
         assert record["run"]["layers"] == [{"pattern": "*.layers.0.fc?", "q": 2, "g": 16}]
-    model = make("opt")
+    model, sublayers = make("opt"), [Sublayer("attention", 3, 20)]
     layers = layer_widths({"*.layers.0.fc?": (2, 16)}, RTN())
-    chosen = widths(
-        kinds(config("opt")), 4, 16, [Sublayer("attention", 3, 20)], ["*.1.fc2"], layers
-    )
+    chosen = widths(kinds(config("opt")), 4, 16, sublayers, ["*.1.fc2"], layers)
     stats = quantize_model(model, RTN(), chosen)
-    size = ModelSize().measure(Subject(model, None, stats, None, 16, RUN)).values
-    found = next(r["values"] for r in records if "bits_per_weight" in r["values"])
-    assert found == size
+    values = next(r["values"] for r in records if "bits_per_weight" in r["values"])
+    assert values == size_of(model, stats)
 
 
-@pytest.mark.parametrize(
-    ("mistake", "cause"),
-    [
-        ("skip=[*.fc3]", "skip pattern '*.fc3' fits no layer"),
-        ("layers={*.fc1: [4]}", "give two numbers, q and g"),
-        ("layers=4", "give patterns of layer names with [q, g]"),
-        ("sublayers.atention.q=3", "atention"),
-        ("sublayers.attention.q=9", "q=9 is not a number of bits"),
-        ("sublayers.feed_forward.g=3", "g=3 is not a group size"),
-    ],
-)
+@pytest.mark.parametrize(("mistake", "cause"), [
+    ("skip=[*.fc3]", "skip pattern '*.fc3' fits no layer"), ("layers={*.fc1: [4]}", "give two numbers, q and g"),
+    ("layers=4", "give patterns of layer names with [q, g]"), ("sublayers.atention.q=3", "atention"),
+    ("sublayers.attention.q=9", "q=9 is not a number of bits"),
+    ("sublayers.feed_forward.g=3", "g=3 is not a group size"),
+])  # fmt: skip
 def test_mistakes_are_explained(mistake, cause, command, arguments):
     outcome = command(*arguments, mistake)
     assert outcome.code != 0

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from tests.base.refusals import refused
 from tests.tiny_models import word_tokenizer
 
-from lutlab.base.errors import LutlabError
 from lutlab.base.specs import Text
 from lutlab.data import calibration_inputs
 from lutlab.data.masking import Vocabulary, corrupted, masked_stream, vocabulary_of
@@ -40,13 +40,8 @@ def test_shares_are_berts():
 
 def test_windows_of_a_text_are_framed_and_a_part_is_a_part_of_the_whole():
     tokenizer = mask_tokenizer()
-    vocabulary = vocabulary_of(tokenizer)
-    assert (vocabulary.begin, vocabulary.end, vocabulary.mask, vocabulary.size) == (
-        0,
-        102,
-        103,
-        104,
-    )
+    ids = vocabulary_of(tokenizer)
+    assert (ids.begin, ids.end, ids.mask, ids.size) == (0, 102, 103, 104)
     windows = masked_stream(Text("topics", WORDS, "", "here"), tokenizer, 16, seed=1)
     inside = tokenizer("\n\n".join(WORDS), add_special_tokens=False).input_ids
     assert windows.ids[:, 1:-1].flatten().tolist() == inside[: len(inside) // 14 * 14]
@@ -67,5 +62,4 @@ def test_calibration_reads_masks_as_the_evaluation_does():
 
 
 def test_a_tokenizer_without_a_mask_is_named():
-    with pytest.raises(LutlabError, match=r"no token for begin, end, mask .*model's own tokenizer"):
-        vocabulary_of(word_tokenizer())
+    refused("for begin, end, mask .*model's own tokenizer", vocabulary_of, word_tokenizer())

@@ -1,30 +1,25 @@
 """A text of the user's own is evaluated and calibrated on under the name that it was given."""
 
-from __future__ import annotations
-
 import json
-import math
+from unittest import mock
 
 import pytest
-import torch
+from tests.base.refusals import refused
+from tests.models.folders import loaded
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
-from lutlab.base.errors import LutlabError
-from lutlab.base.specs import ModelSpec, TextSpec
+from lutlab.base.specs import TextSpec
 from lutlab.data import load_text, token_stream, user
 from lutlab.data.protocols import PROTOCOLS
 from lutlab.experiment.run import main
 from lutlab.experiment.store.store import Store
-from lutlab.models.load import load_model
 
 
 @pytest.fixture(autouse=True)
 def _forgets_names():
-    before = set(PROTOCOLS)
-    yield
-    for name in set(PROTOCOLS) - before:
-        del PROTOCOLS[name]
+    with mock.patch.dict(PROTOCOLS):
+        yield
 
 
 @pytest.fixture
@@ -47,19 +42,15 @@ def test_files_are_read_in_order(texts):
     assert tokenizer.decode(ids) == "\n\n".join(pieces)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "message"),
-    [
-        ("wikitext2", "a.txt", "lutlab's name of another text"),
-        ("mi ne", "a.txt", "is no name"),
-        ("mine", "none.txt", "there is no file or folder"),
-        ("mine", "c", "has no file that ends with .txt"),
-    ],
-)
+@pytest.mark.parametrize(("name", "place", "message"), [
+    ("wikitext2", "a.txt", "lutlab's name of another text"),
+    ("mi ne", "a.txt", "is no name"),
+    ("mine", "none.txt", "there is no file or folder"),
+    ("mine", "c", "has no file that ends with .txt"),
+])  # fmt: skip
 def test_mistakes_are_said(name, place, message, texts):
     (texts[0] / "c").mkdir()
-    with pytest.raises(LutlabError, match=message):
-        load_text(TextSpec(name, user.SOURCE, str(texts[0] / place)))
+    refused(message, load_text, TextSpec(name, user.SOURCE, str(texts[0] / place)))
 
 
 def test_the_command_line_measures_it(tmp_path, monkeypatch, capsys):
@@ -70,22 +61,21 @@ def test_the_command_line_measures_it(tmp_path, monkeypatch, capsys):
     line = [
         "lutlab",
         "model=llama-embedded-s",
-        "method=none",
         "evaluate=[ppl:mine]",
         "baseline=false",
+        "data.window=64",
+        "logger=none",
     ]
-    line += [f"data.text.mine={tmp_path / 'mine.txt'}", "data.window=64", "logger=none"]
+    line += [f"data.text.{name}={tmp_path / name}.txt" for name in ("mine", "other")]
     line.append(f"results={tmp_path / 'results'}")
-    monkeypatch.setattr("sys.argv", line)
+    monkeypatch.setattr("sys.argv", [*line, "method=none"])
     assert main.main() == 0
     assert "ppl on mine, windows of 64" in capsys.readouterr().err
     (record,) = Store(tmp_path / "results").all().values()
-    loaded = load_model(ModelSpec("x", "embedded", "llama-embedded-s"), torch.float32, "cpu", 0)
-    expected = lutlab.perplexity(loaded.model, loaded.tokenizer, tmp_path / "mine.txt", 64)
-    assert math.isclose(record.values["ppl"], expected, rel_tol=1e-6)
-    line.remove("method=none")
+    model = loaded("llama-embedded-s", "embedded")
+    expected = lutlab.perplexity(model.model, model.tokenizer, tmp_path / "mine.txt", 64)
+    assert record.values["ppl"] == pytest.approx(expected, rel=1e-6)
     line += ["method=gptq", "q=4", "g=32", "calibration.samples=2", "calibration.seqlen=32"]
-    line.append(f"data.text.other={tmp_path / 'other.txt'}")
     for text, code in (("other", 0), ("mine", 2)):
         monkeypatch.setattr("sys.argv", [*line, f"calibration.text={text}"])
         assert main.main() == code

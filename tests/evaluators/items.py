@@ -1,11 +1,13 @@
-"""Records of five data sets as the hub has them: endings of unequal length, spaces, marks, accents."""
+"""What evaluators measure: a subject, and records of five data sets as the hub has them: unequal endings, accents."""
 
 import json
 
+import pytest
 import torch
-from tests.tiny_models import byte_tokenizer, tiny_llama
+from tests.tiny_models import RUN, byte_tokenizer, tiny_llama
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lutlab.base.specs import Text
+from lutlab.base.specs import Subject, Text
 from lutlab.data.choices import item_rows
 
 NAMES = ("Ann", "Bob", "the old cat", "Zoë")
@@ -33,16 +35,32 @@ RECORDS = {
     ],
     "lambada": [
         {"text": text} for text in (
-            "She gave the boy an apple and the boy ate the apple",
-            "no",
-            "Two words",
-            "A line ends here.\n\nThe next begins with a word",
-            "spaces  before a  word",
-            "every hen eats, every hen eats, every hen eats",
+            "She gave the boy an apple and the boy ate the apple", "no", "Two words", "spaces  before a  word",
+            "A line ends here.\n\nThe next begins with a word", "every hen eats, every hen eats, every hen eats",
         )
     ],
 }  # fmt: skip
 EXAMPLES = tuple(record["text"] for record in RECORDS["lambada"])
+
+
+def subject(model=None, tokenizer=None, text=None, seqlen=64, layers=(), run=RUN):
+    return Subject(model, tokenizer, tuple(layers), text, seqlen, run)
+
+
+def check(measured, expected):
+    assert {name: measured.values[name] for name in expected} == pytest.approx(expected)
+
+
+def clock(monkeypatch, *seconds):
+    """What is timed next takes so many seconds, then so many, …"""
+    readings = iter(reading for end in seconds for reading in (0.0, end))
+    monkeypatch.setattr("time.perf_counter", lambda: next(readings))
+
+
+def real_model(shared, name):
+    folder = shared / "models" / name
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model, AutoTokenizer.from_pretrained(folder)
 
 
 def repeating():
@@ -50,19 +68,24 @@ def repeating():
     model = tiny_llama()
 
     def repeat(_module, _args, kwargs, output):
-        ids = kwargs["input_ids"]
-        output.logits = (
-            torch.nn.functional.one_hot(ids.roll(1, 1), output.logits.shape[-1]).float() * 50
-        )
+        last_but_one = kwargs["input_ids"].roll(1, 1)
+        output.logits = torch.nn.functional.one_hot(last_but_one, output.logits.shape[-1]) * 50.0
         return output
 
     model.register_forward_hook(repeat, with_kwargs=True)
     return model, byte_tokenizer()
 
 
+@torch.no_grad()
+def log_likelihood(model, tokenizer, context, text):
+    """Of what comes after the context in a text, in float64: one forward, no batch."""
+    ids = torch.tensor([tokenizer(text).input_ids])
+    log_p = model.eval()(ids).logits[0].double().log_softmax(-1)
+    start = len(tokenizer(context).input_ids)
+    return sum(log_p[i - 1, ids[0, i]].item() for i in range(start, ids.shape[1]))
+
+
 def text_of(name: str) -> Text:
     """The records of a protocol, as a text."""
-    if name == "lambada":
-        return Text(name, EXAMPLES, "rows", "here")
-    rows = item_rows(name, map(json.dumps, RECORDS[name]), "here")
+    rows = EXAMPLES if name == "lambada" else item_rows(name, map(json.dumps, RECORDS[name]), "")
     return Text(name, tuple(rows), "rows", "here")

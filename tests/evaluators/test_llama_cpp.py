@@ -4,17 +4,19 @@ import argparse
 import copy
 import importlib.util
 import typing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from tests.tiny_models import RUN, tiny_llama, tiny_opt
+from tests.base.refusals import refused
+from tests.evaluators.items import subject
+from tests.tiny_models import tiny_llama, tiny_opt
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import lutlab
-from lutlab.base.errors import LutlabError
-from lutlab.base.specs import ModelRun, ModelSpec, Subject
+from lutlab.base.specs import ModelRun, ModelSpec
 from lutlab.evaluators import llama_cpp
 from lutlab.evaluators.kld import token_kl
 from lutlab.evaluators.llama_cpp import LlamaCpp
@@ -25,39 +27,32 @@ from lutlab.models.load import load_model
 from lutlab.peers.llama_cpp import gguf_model
 
 
-def subject(model):
-    return Subject(model, None, (), None, 64, RUN)
+def wide(inner):
+    """A LLaMA of 2 layers whose inputs are of 256 and `inner` channels."""
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=256, intermediate_size=inner, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, initializer_range=0.05,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)
 
 
-@pytest.fixture
-def absent(monkeypatch):
+def test_without_the_peer_the_cell_is_not_run(command, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-
-
-def test_without_the_peer_the_cell_is_not_run(command, absent):
     outcome = command("+exp=qigen/fig4", "rows=[llama-7b/g64]", "mode=plan", "logger=none")
     assert outcome.code == 0, outcome.err
     assert "not run: llama_cpp and gguf not installed: pip install" in outcome.out
+    refused("pip install llama-cpp-python gguf", LlamaCpp().measure, subject(tiny_llama()))
 
 
-def test_without_the_peer_measuring_says_so(absent):
-    with pytest.raises(LutlabError, match="pip install llama-cpp-python gguf"):
-        LlamaCpp().measure(subject(tiny_llama()))
-
-
-def test_every_weight_has_its_name_and_quantized_layers_are_dequantized():
-    model = tiny_llama()
-    lutlab.quantize(model, method="rtn", q=4, g=16)
-    found = dict(gguf_model.tensors(model))
-    assert len(found) == 3 + 2 * 9
+def test_every_weight_has_its_name_dequantized_unless_the_type_holds_its_codes():
+    model = lutlab.quantize(tiny_llama(), method="rtn", q=4, g=16)
+    tensors = dict(gguf_model.tensors(model))
+    assert len(tensors) == 3 + 2 * 9
     down = model.model.layers[1].mlp.down_proj
-    assert torch.equal(found["blk.1.ffn_down.weight"], down.packed.dequantize())
-    assert sum(v.numel() for v in found.values()) == sum(
-        p.numel() for p in tiny_llama().parameters()
-    )
-
-
-def test_codes_that_the_type_holds_are_sent_as_they_are():
+    assert torch.equal(tensors["blk.1.ffn_down.weight"], down.packed.dequantize())
+    total = sum(parameter.numel() for parameter in tiny_llama().parameters())
+    assert sum(tensor.numel() for tensor in tensors.values()) == total
     model = lutlab.quantize(tiny_llama(), method="rtn", q=4, g=32, symmetric=True)
     encoded = gguf_model.encode(model, "q4_0", "f16", threads=1)  # ggml's quantizer is not called
     quantized = {name: w for name, w in gguf_model.tensors(model) if encoded[name].type == "q4_0"}
@@ -74,14 +69,10 @@ def test_rows_of_q_are_in_the_order_that_llama_cpp_rotates():
     angle = torch.rand(width // 2, generator=generator)
     cos, sin = angle.cos(), angle.sin()
     q = (weight @ x).view(1, heads, 1, width)
-    theirs, _ = apply_rotary_pos_emb(
-        q, q, torch.cat((cos, cos))[None, None], torch.cat((sin, sin))[None, None]
-    )
+    theirs, _ = apply_rotary_pos_emb(q, q, *(x.repeat(2)[None, None] for x in (cos, sin)))
     reordered = interleaved(weight, heads)
-    pairs = (reordered @ x).view(heads, width // 2, 2)
-    even, odd = pairs[..., 0], pairs[..., 1]
-    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=2)
-    halves = rotated.transpose(1, 2).reshape(heads, width)
+    even, odd = (reordered @ x).view(heads, width // 2, 2).unbind(-1)
+    halves = torch.cat((even * cos - odd * sin, even * sin + odd * cos), dim=1)
     assert torch.allclose(halves, theirs.view(heads, width), atol=1e-6)
     assert torch.equal(gguf_model.rounded(Encoded(reordered.numpy(), "f32"), heads), weight)
 
@@ -92,31 +83,25 @@ def test_the_file_holds_the_weights_and_the_numbers(tmp_path):
     encoded = gguf_model.encode(model, "f32", "f16", threads=1)
     gguf_file.write(model.config, encoded, tmp_path / "model.gguf")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
-    found = {tensor.name: torch.tensor(tensor.data) for tensor in reader.tensors}
+    written = {tensor.name: torch.tensor(tensor.data) for tensor in reader.tensors}
     for name, values in gguf_model.tensors(model):
         kept = values.half() if name == "output.weight" else values
-        assert torch.equal(found[name].view(values.shape), kept), name
+        assert torch.equal(written[name].view(values.shape), kept), name
     assert reader.fields["llama.attention.head_count_kv"].contents() == 1
     assert reader.fields["llama.vocab_size"].contents() == 260
 
 
-def test_the_width_of_a_row_names_the_type_and_its_cost():
+def test_the_width_of_a_row_names_a_type_and_what_a_type_cannot_hold_is_refused():
     assert typing.get_args(llama_cpp.Type) == tuple(gguf_model.BITS)
-    assert [gguf_model.type_for(q) for q in (1, 2, 2.5, 3, 4, 8)] == [
-        "q2_K", "q2_K", "q3_K", "q3_K", "q4_0", "q8_0",
-    ]  # fmt: skip
-    with pytest.raises(LutlabError, match="did you mean 'q3_K'"):
-        LlamaCpp(type="q3_k")
-    with pytest.raises(LutlabError, match=r"unknown evaluator\.llama_cpp\.cache 'q8_0'"):
-        LlamaCpp(cache="q8_0")
-
-
-def test_layers_that_a_type_does_not_divide_are_refused():
-    model = tiny_llama()
-    with pytest.raises(LutlabError, match=r"q3_K has blocks of 256 weights.* as q4_0"):
-        gguf_model.check_inputs(model, "q3_K", "f16")
-    with pytest.raises(LutlabError, match=r"q6_K .* the head .* as q8_0"):
-        gguf_model.check_inputs(model, "f16", "q6_K")
+    types = {1: "q2_K", 2: "q2_K", 2.5: "q3_K", 3: "q3_K", 4: "q4_0", 8: "q8_0"}
+    assert {q: gguf_model.type_for(q) for q in types} == types
+    refused("did you mean 'q3_K'", LlamaCpp, type="q3_k")
+    refused(r"unknown evaluator\.llama_cpp\.cache 'q8_0'", LlamaCpp, cache="q8_0")
+    message = r"q3_K has blocks of 256 weights.* as q4_0"
+    refused(message, gguf_model.check_inputs, tiny_llama(), "q3_K", "f16")
+    message = r"q6_K .* the head .* as q8_0"
+    refused(message, gguf_model.check_inputs, tiny_llama(), "f16", "q6_K")
+    refused("of type 'opt'", gguf_model.check_inputs, tiny_opt(), "q4_0", "f16")
 
 
 @pytest.mark.parametrize("kind", ["q4_0", "q3_K", "q2_K"])
@@ -124,18 +109,13 @@ def test_decodes_what_the_model_decodes(kind):
     """Where the peer is installed; it rounds weights as far as the type says."""
     pytest.importorskip("llama_cpp")
     pytest.importorskip("gguf")
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, initializer_range=0.05,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
-    found = LlamaCpp(tokens=16, repeats=2, type=kind, head="q6_K").measure(subject(model))
-    assert found.values["tokens_per_s"] > 0
-    assert len(found.samples) == 2
-    (kernel,) = found.facts["kernel"]
+    model = wide(512)
+    measured = LlamaCpp(tokens=16, repeats=2, type=kind, head="q6_K").measure(subject(model))
+    assert measured.values["tokens_per_s"] > 0
+    assert len(measured.samples) == 2
+    (kernel,) = measured.facts["kernel"]
     assert kind in kernel
-    assert (found.facts["head"], found.facts["cache"]) == ("q6_K", "f16")
+    assert (measured.facts["head"], measured.facts["cache"]) == ("q6_K", "f16")
     encoded = gguf_model.encode(model, kind, "f16", threads=1)
     for name, weight in gguf_model.tensors(model):
         if encoded[name].type == kind:
@@ -167,59 +147,36 @@ def test_kld_is_that_of_the_peers_own_logits(tmp_path):
 def test_layers_of_method_ggml_are_in_the_file_byte_for_byte():
     """Of 256 and 352 inputs, so that down_proj has the fall-back; without a library that decodes it."""
     pytest.importorskip("llama_cpp")
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=256, intermediate_size=352, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, initializer_range=0.05,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
     options = {"type": "IQ4_XS", "fallback": True}
-    lutlab.quantize(model, method="ggml", **options)
+    model = lutlab.quantize(wide(352), method="ggml", **options)
     run = ModelRun(ModelSpec("m", "folder", "m"), "ggml", 4, 32, options=tuple(options.items()))
-    one = Subject(model, None, (), None, 64, run)
-    found = LlamaCpp(tokens=8, repeats=1).measure(one)
-    assert found.facts["kernel"] == [llama_cpp.name("IQ4_NL and IQ4_XS")]
+    measured = LlamaCpp(tokens=8, repeats=1).measure(subject(model, run=run))
+    assert measured.facts["kernel"] == [llama_cpp.name("IQ4_NL and IQ4_XS")]
     encoded = gguf_model.encode(model, "f16", "f16", threads=1)
-    for layer, part, heads in (
-        ("mlp.down_proj", "ffn_down", None),
-        ("self_attn.k_proj", "attn_k", 2),
-    ):
+    layers = {"mlp.down_proj": ("ffn_down", None), "self_attn.k_proj": ("attn_k", 2)}
+    for layer, (part, heads) in layers.items():
         packed = model.model.layers[0].get_submodule(layer).packed
         there = encoded[f"blk.0.{part}.weight"]
         assert torch.equal(gguf_model.rounded(there, heads), packed.dequantize())
         assert there.values.nbytes * 8 == packed.bits_stored
 
 
-class Seen:
-    """A decoder that gives prepared logits."""
-
-    def __init__(self, logits):
-        self.logits = logits
-
-    def rewind(self):
-        self.turn = iter(self.logits)
-
-    def step(self, token):
-        return next(self.turn)
-
-
 def test_the_check_takes_what_rounding_explains_and_nothing_more():
-    model = tiny_llama()
+    model, coarse = tiny_llama(), tiny_llama()
     encoded = gguf_model.encode(model, "f16", "f16", threads=1)
-    coarse = tiny_llama()
     coarse.load_state_dict({k: v.half().float() for k, v in model.state_dict().items()})
     ids = [1]
     for _ in range(llama_cpp.CHECKED):
         logits = coarse(input_ids=torch.tensor([ids])).logits[0].detach()
         ids.append(int(logits[-1].argmax()))
-    found = llama_cpp.check(model, encoded, Seen([*logits.numpy()]), 1)
-    assert 0 <= found["logits_error"] <= 2 * found["logits_error_expected"] + 2**-10
-    assert found["logits_cosine"] > 0.999
+
+    def check(logits):
+        rows = iter(logits.numpy())
+        decoder = SimpleNamespace(rewind=lambda: None, step=lambda token: next(rows))
+        return llama_cpp.check(model, encoded, decoder, 1)
+
+    errors = check(logits)
+    assert 0 <= errors["logits_error"] <= 2 * errors["logits_error_expected"] + 2**-10
+    assert errors["logits_cosine"] > 0.999
     for other in (logits.roll(1, dims=1), logits * 1.01, logits * float("nan")):
-        with pytest.raises(LutlabError, match="computes something else"):
-            llama_cpp.check(model, encoded, Seen([*other.numpy()]), 1)
-
-
-def test_other_families_are_refused():
-    with pytest.raises(LutlabError, match="of type 'opt'"):
-        gguf_model.check_inputs(tiny_opt(), "q4_0", "f16")
+        refused("computes something else", check, other)

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.formats.layouts import made_again
 from tests.kernels.weights import bcq_tensor, uniform_tensor
 from tests.mixed_weights import mixed_tensor
+from tests.quantizers.weights import assert_same, drawn
 
 from lutlab import formats
 from lutlab.base.errors import LutlabError
@@ -15,14 +17,9 @@ from lutlab.formats.dense import PackedDense
 from lutlab.formats.uniform import PackedUniform
 
 
-@st.composite
-def weights(draw):
-    rows, columns = draw(st.integers(2, 9)), draw(st.integers(16, 200))
-    q, g = draw(st.integers(1, 8)), draw(st.sampled_from([-1, 8, 12, 16, 32, 128]))
-    ordered = draw(st.booleans())
-    kind = draw(st.sampled_from(["uniform", "wide zeros", "shift", "bcq", "bcq offset", "dense"]))
+def weight(kind, rows, columns, q, g, ordered):
     if kind == "dense":
-        return formats.pack(DenseTensor(torch.randn(rows, columns)))
+        return formats.pack(DenseTensor(drawn(rows, columns)))
     if kind.startswith("bcq"):
         offset = "f32" if kind == "bcq offset" else None
         return formats.pack(bcq_tensor(rows, columns, min(q, 4), g, offset=offset, ordered=ordered))
@@ -35,22 +32,20 @@ def weights(draw):
 
 def checked(part):
     """A part is a weight of its format like any other, and owns what it holds."""
-    empty = type(part).from_layout(part.layout())
+    made_again(part)
     for name, buffer in part.buffers.items():
-        made = empty.buffers[name]
-        assert (made is None) == (buffer is None)
         if buffer is not None:
-            assert (made.shape, made.dtype) == (buffer.shape, buffer.dtype), name
-            assert buffer.is_contiguous()
+            assert buffer.is_contiguous(), name
             assert buffer.untyped_storage().nbytes() == buffer.nbytes, name
-    again = formats.pack(part.unpack()).dequantize()
     dense = part.dequantize()
-    assert torch.equal(again, dense)
+    assert torch.equal(formats.pack(part.unpack()).dequantize(), dense)
     return dense
 
 
-@settings(max_examples=25, deadline=None)
-@given(weights(), st.data())
+@given(st.builds(
+    weight, st.sampled_from(["uniform", "wide zeros", "shift", "bcq", "bcq offset", "dense"]), st.integers(2, 9),
+    st.integers(16, 200), st.integers(1, 8), st.sampled_from([-1, 8, 12, 16, 32, 128]), st.booleans(),
+), st.data())  # fmt: skip
 def test_parts_are_the_parts_of_the_whole_and_make_it(packed, data):
     rows, columns = packed.shape
     whole = packed.dequantize()
@@ -68,30 +63,18 @@ def test_parts_are_the_parts_of_the_whole_and_make_it(packed, data):
     assert torch.equal(torch.cat(parts, 1), whole[:, channels])
 
 
-@pytest.mark.parametrize(
-    ("aligned", "by_row", "outliers"), [(True, True, 60), (False, False, 40), (False, True, 0)]
-)
-def test_mixed_groups_are_cut_with_their_bands_and_outliers(aligned, by_row, outliers):
-    tensor = mixed_tensor(40, 150, by_row=by_row, outliers=outliers, aligned=aligned)
-    packed = formats.pack(tensor)
+@pytest.mark.parametrize("options", [
+    {"outliers": 60, "aligned": True}, {"outliers": 40, "by_row": False}, {"outliers": 0},
+])  # fmt: skip
+def test_mixed_groups_are_cut_with_their_bands_and_outliers(options):
+    packed = formats.pack(mixed_tensor(40, 150, **options))
     whole = packed.dequantize()
     parts = [checked(cut.columns(packed, span)) for span in (range(96), range(96, 150))]
     assert torch.equal(torch.cat(parts, 1), whole)
-    spans = [range(16, 32), range(32, 40)]
-    assert torch.equal(checked(cut.rows(packed, spans)), whole[16:])
+    assert torch.equal(checked(cut.rows(packed, [range(16, 32), range(32, 40)])), whole[16:])
     for part, span in ((cut.columns, range(8, 64)), (cut.rows, [range(8, 16)])):
         with pytest.raises(LutlabError, match=r" 8 to .* cannot be cut out: 16 of them share"):
             part(packed, span)
-
-
-def test_a_cut_that_no_group_can_say_and_one_of_another_format_are_refused():
-    packed = formats.pack(uniform_tensor(4, 64, 3, 16))
-    with pytest.raises(LutlabError, match=r"from 20 on, of groups of 16, .* groups of 4 would be"):
-        cut.columns(packed, range(20, 64))
-    assert cut.columns(packed, range(20, 30)).group_size == -1  # inside one group
-    for parts, span in ((cut.rows, [range(4)]), (cut.columns, range(16))):
-        with pytest.raises(LutlabError, match=r"a object cannot be cut: .* on one device"):
-            parts(object(), span)
 
 
 N, K = 21, 72
@@ -107,22 +90,30 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_joining_is_the_inverse_of_cutting(kind):
-    packed = WEIGHTS[kind]
-    again = cut.joined(
-        [cut.rows(packed, [span]) for span in (range(5), range(5, 13), range(13, N))]
-    )
+    packed, spans = WEIGHTS[kind], (range(5), range(5, 13), range(13, N))
+    again = cut.joined([cut.rows(packed, [span]) for span in spans])
     assert again.layout() == packed.layout()
-    for name, buffer in again.buffers.items():
-        assert buffer is packed.buffers[name] is None or torch.equal(buffer, packed.buffers[name])
+    assert_same(again.buffers, packed.buffers)
 
 
-def test_what_cannot_be_joined():
-    planes = WEIGHTS["planes"]
-    other = planes.with_buffers({"order": planes.order.flip(0)})
-    for parts, message in (
-        ([planes, WEIGHTS["no offset"]], "other layouts cannot be joined"),
-        ([planes, other], "in different orders"),
-        ([PackedDense(torch.ones(2, 2))], "a PackedDense cannot be joined"),
-    ):
-        with pytest.raises(LutlabError, match=message):
-            cut.joined(parts)
+PLANES = WEIGHTS["planes"]
+GROUPS = formats.pack(uniform_tensor(4, 64, 3, 16))
+
+
+@pytest.mark.parametrize(("made", "arguments", "message"), [
+    (cut.columns, (GROUPS, range(20, 64)), r"from 20 on, of groups of 16, .* groups of 4 would be"),
+    (cut.rows, (object(), [range(4)]), r"a object cannot be cut: .* on one device"),
+    (cut.columns, (object(), range(16)), r"a object cannot be cut: .* on one device"),
+    (cut.joined, ([PLANES, WEIGHTS["no offset"]],), "other layouts cannot be joined"),
+    (cut.joined, ([PLANES, PLANES.with_buffers({"order": PLANES.order.flip(0)})],), "in different orders"),
+    (cut.joined, ([PackedDense(torch.ones(2, 2))],), "a PackedDense cannot be joined"),
+])  # fmt: skip
+def test_what_cannot_be_cut_or_joined(made, arguments, message):
+    with pytest.raises(LutlabError, match=message):
+        made(*arguments)
+
+
+def test_inside_a_group_there_is_one_group():
+    assert cut.columns(GROUPS, range(20, 30)).group_size == -1
+    words = WEIGHTS["no offset"]  # of 32 columns each
+    assert_same(checked(cut.columns(words, range(32, 64))), words.dequantize()[:, 32:64])

@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.formats.layouts import made_again
 from tests.mixed_weights import mixed_tensor
+from tests.quantizers.weights import assert_same
 
 from lutlab.base.errors import LutlabError
 from lutlab.formats import mixed_blocks
@@ -22,57 +24,35 @@ def naive(tensor):
     for n in range(rows):
         for k in range(columns):
             i, b = k // tensor.group_size, n // tensor.scale_group
-            scale = float(tensor.scale_step[b, i]) * (
-                int(tensor.scale_code[n, i]) + int(tensor.scale_zero[b, i])
-            )
-            zero = int(tensor.zero_point[n, i])
+            code = int(tensor.scale_code[n, i]) + int(tensor.scale_zero[b, i])
+            scale, zero = float(tensor.scale_step[b, i]) * code, int(tensor.zero_point[n, i])
             if tensor.row_scale is not None and tensor.widths[i] == 4:
                 scale, zero = float(tensor.row_scale[n]), int(tensor.row_zero[n])
             out[n, k] = scale * (int(tensor.codes[n, k]) - zero)
-    at = 0
-    for n, count in enumerate(
-        [] if tensor.outlier_count is None else tensor.outlier_count.tolist()
-    ):
-        for _ in range(count):
-            assert out[n, tensor.outlier_column[at]] == 0
-            out[n, tensor.outlier_column[at]] = float(tensor.outlier_value[at])
-            at += 1
+    if tensor.outlier_count is not None:
+        row = torch.arange(rows).repeat_interleave(tensor.outlier_count)
+        place = row, tensor.outlier_column.long()
+        assert not out[place].any()
+        out[place] = tensor.outlier_value.double()
     return out
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    rows=st.integers(1, 40),
-    columns=st.integers(1, 150),
-    g=st.sampled_from([8, 16, 32]),
-    widths=st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=5),
-    by_row=st.booleans(),
-    outliers=st.sampled_from([0, 1, 30]),
+ROWS, OUTLIERS = st.integers(1, 40), st.sampled_from([0, 1, 30])
+STREAMS = st.builds(
+    mixed_tensor, ROWS, st.integers(1, 150), st.sampled_from([8, 16, 32]),
+    st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=5), st.booleans(), OUTLIERS,
+)  # fmt: skip
+BLOCKS = st.builds(
+    mixed_tensor, ROWS, st.integers(1, 300), outliers=OUTLIERS, aligned=st.just(True)
 )
-def test_streams_hold_every_bit(rows, columns, g, widths, by_row, outliers):
-    tensor = mixed_tensor(rows, columns, g, widths, by_row, outliers)
-    holds_every_bit(tensor)
 
 
-@settings(max_examples=30, deadline=None)
-@given(rows=st.integers(1, 40), columns=st.integers(1, 300), outliers=st.sampled_from([0, 1, 30]))
-def test_blocks_hold_every_bit(rows, columns, outliers):
-    holds_every_bit(mixed_tensor(rows, columns, outliers=outliers, aligned=True))
-
-
-def holds_every_bit(tensor):
+@settings(max_examples=70)
+@given(STREAMS | BLOCKS)
+def test_streams_and_blocks_hold_every_bit(tensor):
     packed = PackedMixed.pack(tensor)
-    back = packed.unpack()
-    for name, value in vars(tensor).items():
-        other = getattr(back, name)
-        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, (
-            name
-        )
-    empty = PackedMixed.from_layout(packed.layout())
-    for name, buffer in packed.buffers.items():
-        other = empty.buffers[name]
-        assert (buffer is None) == (other is None), name
-        assert buffer is None or (buffer.shape, buffer.dtype) == (other.shape, other.dtype), name
+    assert_same(vars(packed.unpack()), vars(tensor))
+    made_again(packed)
     assert torch.equal(packed.dequantize().double(), naive(tensor))
 
 
@@ -120,8 +100,7 @@ def test_outliers_take_32_bits_and_their_share_of_row_counts():
 
 def test_a_group_beyond_the_columns_decodes_to_nothing():
     # 11 groups; blocks hold 12, the last of 16 columns has 12.
-    tensor = mixed_tensor(5, 172, aligned=True)
-    packed = PackedMixed.pack(tensor)
+    packed = PackedMixed.pack(mixed_tensor(5, 172, aligned=True))
     codes, zero, scale_code, _ = mixed_blocks.unpack(packed.buffers)
     narrow, wide = codes[2], codes[4]
     assert (narrow.shape[1], wide.shape[1]) == (9 * 16, 3 * 16)
@@ -129,22 +108,22 @@ def test_a_group_beyond_the_columns_decodes_to_nothing():
     assert torch.equal(narrow[:, 7 * 16 + 12 : 8 * 16], zero[:, 7:8].expand(-1, 4))
 
 
-def test_what_does_not_fit_is_refused():
+@pytest.mark.parametrize(("field", "at", "value", "message"), [
+    ("scale_code", (0, 2), 8, "scale codes of 4, 3, 3 bits"),
+    ("scale_step", (0, 1), torch.nan, "scale_step are inf or nan"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(field, at, value, message):
     tensor = mixed_tensor(4, 64, aligned=True)
-    wrong = tensor.scale_code.clone()
-    wrong[0, 2] = 8
-    with pytest.raises(LutlabError, match="scale codes of 4, 3, 3 bits"):
-        PackedMixed.pack(dataclasses.replace(tensor, scale_code=wrong))
-    step = tensor.scale_step.clone()
-    step[0, 1] = float("nan")
-    with pytest.raises(LutlabError, match="scale_step are inf or nan"):
-        PackedMixed.pack(dataclasses.replace(tensor, scale_step=step))
+    getattr(tensor, field)[at] = value
+    with pytest.raises(LutlabError, match=message):
+        PackedMixed.pack(tensor)
 
 
 @pytest.mark.parametrize(
-    "damage", [{"groups_4": 3}, {"groups_3": -1}, {"g": 0}, {"outliers": "1"}, {"aligned": 1}]
+    ("field", "value"),
+    [("groups_4", 3), ("groups_3", -1), ("g", 0), ("outliers", "1"), ("aligned", 1)],
 )
-def test_a_damaged_layout_is_refused(damage):
+def test_a_damaged_layout_is_refused(field, value):
     layout = PackedMixed.pack(mixed_tensor(4, 64, aligned=True)).layout()
     with pytest.raises(LutlabError, match="layout of a quantized layer"):
-        PackedMixed.from_layout(layout | damage)
+        PackedMixed.from_layout(layout | {field: value})

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from tests.models.architectures import make, token_ids, uniform
+from tests.quantizers.weights import assert_same, drawn
 from tests.tiny_models import RUN
 
 import lutlab
@@ -30,31 +31,26 @@ def toy():
         del registry._CLASSES[group]["two_widths"]
 
 
-def weight(rows=6, columns=64):
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+def packed_weight():
+    return lutlab.quantize_tensor(drawn(6, 64), method="two_widths", q=4, g=-1)
 
 
 def test_it_packs_and_has_a_size(toy):
-    packed = lutlab.quantize_tensor(weight(), method="two_widths", q=4, g=-1)
+    packed = packed_weight()
     assert type(packed) is toy.PackedTwoWidths
     assert packed.bits_per_weight == (4 + 2) / 2 + 4 * 32 / 64
     assert packed.bcq_bits is None
-    assert (packed.dequantize() - weight()).abs().max() < 1.0
-    again = formats.pack(packed.unpack())
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(again.buffers.values(), packed.buffers.values(), strict=True)
-    )
+    assert (packed.dequantize() - drawn(6, 64)).abs().max() < 1.0
+    assert_same(formats.pack(packed.unpack()).buffers, packed.buffers)
 
 
 def test_a_layer_multiplies_by_it_and_says_how(toy):
-    layer = QuantLinear(lutlab.quantize_tensor(weight(), method="two_widths", q=4, g=-1), None)
-    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
+    layer, x = QuantLinear(packed_weight(), None), drawn(3, 64, seed=1)
     ran.take()
     assert torch.equal(layer(x), x @ layer.packed.dequantize().T)
     (name,) = ran.take()
     assert name == layer.describe(3, torch.float32)
-    assert name == ("dequantize once, torch matmul (no kernel: PackedTwoWidths names none for cpu)")
+    assert name == "dequantize once, torch matmul (no kernel: PackedTwoWidths names none for cpu)"
 
 
 @pytest.mark.parametrize("name", ["opt", "gpt2"])
@@ -65,11 +61,8 @@ def test_a_model_is_quantized_kept_saved_and_loaded(toy, name, tmp_path):
     for layer in stats:
         stored = layers[layer.name].packed
         assert (layer.format, layer.bits_bcq) == ("two_widths", None)
-        assert (
-            layer.bits_stored
-            == stored.bits_stored
-            == sum(8 * b.nbytes for b in stored.buffers.values())
-        )
+        bits = sum(8 * b.nbytes for b in stored.buffers.values())
+        assert layer.bits_stored == stored.bits_stored == bits
     size = ModelSize().measure(Subject(None, None, stats, None, 16, RUN))
     weights = sum(weight_of(module).numel() for _, module in linear_layers(make(name)))
     assert size.values["bits_per_weight"] == sum(s.bits_stored for s in stats) / weights
@@ -81,18 +74,15 @@ def test_a_model_is_quantized_kept_saved_and_loaded(toy, name, tmp_path):
     fresh = make(name)
     assert quantize_model(fresh, toy.TwoWidths(), uniform(fresh, 4, -1), kept=kept) == stats
     assert torch.equal(fresh(token_ids()).logits, expected)
-    assert torch.equal(model.half()(token_ids()).logits.isfinite().all(), torch.tensor(True))
+    assert model.half()(token_ids()).logits.isfinite().all()
 
 
 def test_a_budget_counts_the_formats_own_bits(toy):
-    model = make("opt")
-    windows = token_ids(4, 16)
-    lutlab.quantize(
-        model, "two_widths", budget=7.0, candidates=[(2, -1), (4, -1)], calibration=windows
-    )
+    options = {"candidates": [(2, -1), (4, -1)], "calibration": token_ids(4, 16)}
+    model = lutlab.quantize(make("opt"), "two_widths", budget=7.0, **options)
     packed = [module.packed for _, module in linear_layers(model)]
-    total = sum(one.bits_stored for one in packed)
-    assert total <= 7.0 * sum(one.shape[0] * one.shape[1] for one in packed)
+    weights = sum(weight.shape[0] * weight.shape[1] for weight in packed)
+    assert sum(weight.bits_stored for weight in packed) <= 7.0 * weights
 
 
 def test_exports_of_uniform_codes_refuse_it(toy, tmp_path):

@@ -1,16 +1,19 @@
 """Texts grow as transformers grows them, letter by letter, whatever the batch; mistakes say what to do."""
 
+from functools import partial
+
 import pytest
 import torch
+from tests.base.refusals import refused
 from tests.models.architectures import config, make, randomized
 from tests.tiny_models import byte_tokenizer
 
 import lutlab
-from lutlab.base.errors import LutlabError
 from lutlab.generate.text import Chooser, encoded
 from lutlab.models.families import model_class
 
 PROMPTS = ["the other", "a näther ether", "e"]
+TOKENIZER = byte_tokenizer()
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}[it]{% endif %}"
@@ -22,27 +25,31 @@ def model():
     return make("llama-2")
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return byte_tokenizer()
+@pytest.fixture
+def chatty():
+    """A tokenizer that puts <s> before every text, and has a template."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
-def transformers_tokens(model, tokenizer, prompt, tokens):
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    out = model.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-    return out[0, ids.shape[1] :].tolist()
+def continued(model, ids, tokens=12):
+    """Greedy tokens of transformers, up to the end of the text."""
+    prompt = torch.tensor([ids])
+    out = model.generate(prompt, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    spoken = out[0, len(ids) :].tolist()
+    return spoken[: spoken.index(0)] if 0 in spoken else spoken
 
 
-def test_greedy_tokens_are_those_of_transformers(model, tokenizer):
-    pieces = list(lutlab.stream(model, tokenizer, PROMPTS, tokens=12))
+def test_greedy_tokens_are_those_of_transformers(model):
+    pieces = list(lutlab.stream(model, TOKENIZER, PROMPTS, tokens=12))
     for row, prompt in enumerate(PROMPTS):
-        expected = transformers_tokens(model, tokenizer, prompt, 12)
-        end = expected.index(0) if 0 in expected else len(expected)
-        assert [piece.id for piece in pieces if piece.row == row] == expected[:end]
+        expected = continued(model, TOKENIZER(prompt).input_ids)
+        assert [piece.id for piece in pieces if piece.row == row] == expected
 
 
 class Spells(lutlab.generate.contract.Engine):
-    """Says the tokens that it is given, whatever it is asked."""
+    """Says the tokens that it is given, whatever the prompt."""
 
     def __init__(self, model, ids):
         self.model, self.batch, self.length, self.left = model, 1, 64, list(ids)
@@ -54,36 +61,28 @@ class Spells(lutlab.generate.contract.Engine):
     obstacle = rewind = bytes_read = facts = None
 
 
-def test_letters_of_several_tokens_come_whole(model, tokenizer):
+def test_letters_of_several_tokens_come_whole(model):
     text = "ä–日本"
-    ids = tokenizer(text).input_ids[1:]
-    pieces = list(lutlab.stream(Spells(model, ids), tokenizer, "e", tokens=len(ids)))
+    ids = TOKENIZER(text).input_ids[1:]
+    pieces = list(lutlab.stream(Spells(model, ids), TOKENIZER, "e", tokens=len(ids)))
     assert "".join(piece.text for piece in pieces) == text
     assert [piece.text for piece in pieces if piece.text] == list(text)
 
 
-def test_a_chat_is_the_template_spelled_out(model):
-    chatty = byte_tokenizer()  # it puts <s> before every text
-    chatty.chat_template = TEMPLATE
+def test_a_chat_is_the_template_spelled_out(model, chatty):
     ids = chatty("<s>[user] the other[it]", add_special_tokens=False).input_ids
     assert ids.count(0) == 1
-    (found,) = encoded(chatty, ["the other"], chat=True)
-    assert found.tolist() == ids
+    assert [prompt.tolist() for prompt in encoded(chatty, ["the other"], chat=True)] == [ids]
     pieces = lutlab.stream(model, chatty, "the other", tokens=12, chat=True)
-    expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
-    spoken = expected[0, len(ids) :].tolist()
-    assert [piece.id for piece in pieces] == spoken[: spoken.index(0) if 0 in spoken else None]
+    assert [piece.id for piece in pieces] == continued(model, ids)
 
 
-def test_an_answer_ends_with_the_tokenizers_end_of_text(model, monkeypatch):
+@pytest.mark.parametrize(("chat", "answer"), [(True, "yes"), (False, "yesno")])
+def test_an_answer_ends_with_the_tokenizers_end_of_text(model, chatty, monkeypatch, chat, answer):
     """It ends a turn also where the model's config names another token, and is not printed."""
     monkeypatch.setattr(model.generation_config, "eos_token_id", [259])
-    chatty = byte_tokenizer()
-    chatty.chat_template = TEMPLATE
     ids = chatty("yes<s>no", add_special_tokens=False).input_ids
-    for chat, expected in ((True, "yes"), (False, "yesno")):
-        engine = Spells(model, ids)
-        assert lutlab.complete(engine, chatty, "e", tokens=len(ids), chat=chat) == expected
+    assert lutlab.complete(Spells(model, ids), chatty, "e", tokens=len(ids), chat=chat) == answer
 
 
 @pytest.mark.parametrize(
@@ -102,36 +101,28 @@ def test_an_answer_ends_with_the_tokenizers_end_of_text(model, monkeypatch):
         ("{# nothing #}", "makes 0 characters"),
     ],
 )
-def test_a_template_that_fails_is_one_message(template, message):
-    chatty = byte_tokenizer()
+def test_a_template_that_fails_is_one_message(chatty, template, message):
     chatty.chat_template = template
-    with pytest.raises(LutlabError, match=message):
-        encoded(chatty, ["e"], chat=True)
+    refused(message, encoded, chatty, ["e"], chat=True)
 
 
-def test_a_row_ends_with_the_end_of_text(model, tokenizer):
-    texts = lutlab.complete(model, tokenizer, PROMPTS, tokens=30, temperature=1.5, seed=5)
-    alone = [
-        lutlab.complete(model, tokenizer, prompt, tokens=30, temperature=1.5, seed=5 + row)
-        for row, prompt in enumerate(PROMPTS)
-    ]
-    assert texts == alone  # its own generator: no row depends on the others
+def test_a_row_ends_with_the_end_of_text(model):
+    complete = partial(lutlab.complete, model, TOKENIZER, tokens=30, temperature=1.5)
+    texts = complete(PROMPTS, seed=5)
+    # its own generator: no row depends on the others
+    assert texts == [complete(prompt, seed=5 + row) for row, prompt in enumerate(PROMPTS)]
     assert len({len(text) for text in texts}) > 1
 
 
 def test_sampling_draws_from_the_warped_distribution():
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, -9.0]])
-    for temperature, more, allowed in (
-        (1.0, {}, range(5)),
-        (0.5, {"top_k": 2}, (0, 1)),
-        (2.0, {"top_p": 0.6}, (0, 1)),
-    ):
+    for temperature, more, kept in ((1.0, {}, 5), (0.5, {"top_k": 2}, 2), (2.0, {"top_p": 0.6}, 2)):
         chosen = Chooser(temperature, **more)
-        found = torch.cat([chosen(logits) for _ in range(4000)]).bincount(minlength=5) / 4000
-        kept = torch.full((5,), -torch.inf)
-        kept[list(allowed)] = logits[0, list(allowed)] / temperature
-        assert torch.allclose(found, kept.softmax(-1), atol=0.04)
+        drawn = torch.cat([chosen(logits) for _ in range(4000)]).bincount(minlength=5) / 4000
+        warped = (logits[0] / temperature).index_fill(0, torch.arange(kept, 5), -torch.inf)
+        assert torch.allclose(drawn, warped.softmax(-1), atol=0.04)
     assert Chooser()(logits).tolist() == [0]
+    refused("NaN", Chooser(), torch.full((1, 4), torch.nan))
 
 
 @pytest.mark.parametrize(
@@ -150,24 +141,15 @@ def test_sampling_draws_from_the_warped_distribution():
         ({"prompts": "e", "chat": 1}, "chat is 1: give True or False"),
     ],
 )
-def test_mistakes(model, tokenizer, arguments, message):
-    with pytest.raises(LutlabError, match=message):
-        lutlab.stream(model, tokenizer, **{"tokens": 4, **arguments})
+def test_mistakes(model, arguments, message):
+    refused(message, lutlab.stream, model, TOKENIZER, **{"tokens": 4, **arguments})
 
 
-def test_nan_logits_are_refused():
-    with pytest.raises(LutlabError, match="NaN"):
-        Chooser()(torch.full((1, 4), torch.nan))
-
-
-def test_what_generation_config_asks_beyond_ends_is_said_once(
-    model, tokenizer, monkeypatch, caplog
-):
+def test_what_generation_config_asks_beyond_ends_is_said_once(model, monkeypatch, caplog):
     monkeypatch.setattr(model.generation_config, "repetition_penalty", 1.3)
     for _ in range(2):
-        lutlab.complete(model, tokenizer, "e", tokens=2)
-    found = [line for line in caplog.messages if "repetition_penalty=1.3" in line]
-    assert len(found) == 1
+        lutlab.complete(model, TOKENIZER, "e", tokens=2)
+    assert sum("repetition_penalty=1.3" in line for line in caplog.messages) == 1
 
 
 def test_a_rotation_that_changes_with_the_length_keeps_its_first_context():
@@ -180,7 +162,5 @@ def test_a_rotation_that_changes_with_the_length_keeps_its_first_context():
     chosen.rope_parameters = rope
     model = randomized(model_class(chosen).from_config(chosen))
     assert lutlab.engine(model).length == 32
-    with pytest.raises(
-        LutlabError, match=r"context is 32 tokens of 64: .*longrope.* at most as many"
-    ):
-        lutlab.engine(model, length=33)
+    message = r"context is 32 tokens of 64: .*longrope.* at most as many"
+    refused(message, lutlab.engine, model, length=33)

@@ -1,55 +1,43 @@
 """How llama.cpp cuts a text with a SentencePiece vocabulary, written from its description, one step after another."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Mapping, Sequence
+import re
 
 
-def cut(
-    text: str,
-    tokens: Sequence[str],
-    scores: Sequence[float],
-    special: Mapping[str, int],
-    *,
-    prefix: bool = True,
-) -> list[int]:
+def cut(text, tokens, scores, special, *, prefix=True):
     """Ids of a text: special tokens, the longest first, cut it; each part is merged by itself."""
-    parts: list[str | int] = [text] if text else []
-    for token in sorted(special, key=lambda one: -len(one.encode())):
+    parts = [text] if text else []
+    for token in sorted(special, key=lambda token: -len(token.encode())):
         parts = [piece for part in parts for piece in _around(part, token, special[token])]
-    ids: dict[str, int] = {one: number for number, one in enumerate(tokens)}
-    found: list[int] = []
-    behind_special = True
+    numbers = {token: number for number, token in enumerate(tokens)}
+    ids, behind_special = [], True
     for part in parts:
         if isinstance(part, str):
             blank = " " if prefix and behind_special else ""
-            found += _merged((blank + part).replace(" ", "▁"), ids, scores)
+            ids += _merged((blank + part).replace(" ", "▁"), numbers, scores)
         else:
-            found.append(part)
+            ids.append(part)
         behind_special = not isinstance(part, str)
-    return found
+    return ids
 
 
-def _around(part: str | int, token: str, number: int) -> list[str | int]:
+def _around(part, token, number):
     if not isinstance(part, str):
         return [part]
-    found: list[str | int] = []
-    for index, between in enumerate(part.split(token)):
-        found += [number] * (index > 0) + ([between] if between else [])
-    return found
+    pieces = re.split(f"({re.escape(token)})", part)
+    return [number if piece == token else piece for piece in pieces if piece]
 
 
-def _merged(text: str, ids: Mapping[str, int], scores: Sequence[float]) -> list[int]:
+def _merged(text, numbers, scores):
     symbols = list(text)
     while True:
         joint = [a + b for a, b in itertools.pairwise(symbols)]
-        known = [(scores[ids[one]], -place) for place, one in enumerate(joint) if one in ids]
+        known = [(scores[numbers[x]], -place) for place, x in enumerate(joint) if x in numbers]
         if not known:
             break
         place = -max(known)[1]
         symbols[place : place + 2] = [joint[place]]
-    found = []
-    for one in symbols:
-        found += [ids[one]] if one in ids else [ids[f"<0x{byte:02X}>"] for byte in one.encode()]
-    return found
+    ids = []
+    for x in symbols:
+        ids += [numbers[x]] if x in numbers else [numbers[f"<0x{byte:02X}>"] for byte in x.encode()]
+    return ids

@@ -1,18 +1,15 @@
 """A command line run in this process up to its first measurement: how it ends, and what it says."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging
 import os
-import shutil
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 from hydra.core.global_hydra import GlobalHydra
@@ -25,8 +22,7 @@ class Stopped(Exception):
     """The first row would be measured now."""
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How a line ended; `code` is None where an exception came out."""
 
     code: int | None
@@ -36,18 +32,18 @@ class Ended:
     @property
     def broken(self) -> str:
         """The promise that was not kept; empty where all were."""
-        said = self.err.strip()
+        message, lines = self.err.strip(), len(self.err.strip().splitlines())
         if self.code is None or "Traceback (most recent" in self.out + self.err:
             return "traceback"
-        if self.code not in (0, 2):
-            return f"exit code {self.code} of a line that measures nothing"
-        if self.code == 2 and not said:
-            return "refused without a message"
-        if self.code == 2 and (len(said.splitlines()) > 40 or len(said) > 6000):
-            return f"a message of {len(said.splitlines())} lines, {len(said)} characters"
-        if self.code == 2 and not said.startswith(("lutlab: ", "usage: ")):
-            return "a message that is not lutlab's"
-        return ""
+        if self.code == 0:
+            return ""
+        promises = {
+            f"exit code {self.code} of a line that measures nothing": self.code == 2,
+            "refused without a message": message,
+            f"a message of {lines} lines, {len(message)} characters": lines <= 40 and len(message) <= 6000,
+            "a message that is not lutlab's": message.startswith(("lutlab: ", "usage: ")),
+        }  # fmt: skip
+        return next((name for name, kept in promises.items() if not kept), "")
 
 
 def typed(line: Sequence[str]) -> Ended:
@@ -57,17 +53,14 @@ def typed(line: Sequence[str]) -> Ended:
     stop = mock.Mock(side_effect=Stopped)
     with (
         mock.patch.object(sys, "argv", ["run.py", *line]),
-        mock.patch.object(logging.getLogger(), "handlers", []),  # a process of its own has none
-        mock.patch.object(pipeline, "_measure", stop),
-        mock.patch.object(pipeline, "_report", stop),
-        mock.patch.object(pipeline, "open_tracker", mock.Mock()),
-        mock.patch.object(pipeline, "fill", stop),
-        mock.patch.object(results_command, "_rerun", stop),
         mock.patch.object(sys, "stdin", io.StringIO()),
+        mock.patch.object(logging.getLogger(), "handlers", []),  # a process of its own has none
+        mock.patch.multiple(pipeline, _measure=stop, _report=stop, fill=stop, open_tracker=mock.Mock()),
+        mock.patch.object(results_command, "_rerun", stop),
         mock.patch.dict(os.environ),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-    ):
+    ):  # fmt: skip
         try:
             code = main()
         except Stopped:
@@ -81,16 +74,10 @@ def typed(line: Sequence[str]) -> Ended:
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """An empty current directory with a broken model folder in it."""
-    before, paths = Path.cwd(), list(sys.path)
-    folder = Path(tempfile.mkdtemp(prefix="lutlab-fuzz-"))
-    (folder / "broken").mkdir()
-    (folder / "broken" / "config.json").write_text("{")
-    os.chdir(folder)
-    try:
-        yield folder
-    finally:
-        os.chdir(before)
-        sys.path[:] = paths
-        shutil.rmtree(folder)
+def scratch() -> Iterator[None]:
+    """A current directory with nothing but a broken model folder in it."""
+    with tempfile.TemporaryDirectory(prefix="lutlab-fuzz-") as folder, contextlib.chdir(folder):
+        Path("broken").mkdir()
+        Path("broken/config.json").write_text("{")
+        with mock.patch.object(sys, "path", [*sys.path]):
+            yield

@@ -22,7 +22,7 @@ HEADER = Path("/usr/include/simde/x86/avx512.h")
 
 def emulate() -> None:
     """Let this process take its CPU for one with AVX-512, where LUTLAB_ISA asks for that and the CPU has none."""
-    names = [one.name for one in isa.runnable()]
+    names = [each.name for each in isa.runnable()]
     if os.environ.get("LUTLAB_ISA") != "avx512" or "avx512" in names:
         return
     if "avx2" not in names or not HEADER.exists():

@@ -1,4 +1,4 @@
-"""Random weights and the error of a product, for the tests of kernels over blocks of rows."""
+"""Random weights, plain and packed, for the tests of formats and kernels."""
 
 from __future__ import annotations
 
@@ -10,37 +10,33 @@ from lutlab.formats import bcq
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
 
+DTYPES = {"f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
+
 
 def bcq_tensor(rows, columns, q, g, *, alpha="f16", offset=None, ordered=False, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    dtypes = {"f16": torch.float16, "f32": torch.float32}
-    groups = group_count(g, columns)
-    return BCQTensor(
-        codes=torch.randint(0, 2**q, (rows, columns), generator=generator, dtype=torch.uint8),
-        alpha=torch.randn(q, rows, groups, generator=generator).to(dtypes[alpha]),
-        offset=None
-        if offset is None
-        else torch.randn(rows, groups, generator=generator).to(dtypes[offset]),
-        bits=q,
-        group_size=g,
-        order=torch.randperm(columns, generator=generator).int() if ordered else None,
-    )
+    draw, groups = torch.Generator().manual_seed(seed), group_count(g, columns)
+    codes = torch.randint(0, 2**q, (rows, columns), generator=draw, dtype=torch.uint8)
+    scales = torch.randn(q, rows, groups, generator=draw).to(DTYPES[alpha])
+    offsets = offset and torch.randn(rows, groups, generator=draw).to(DTYPES[offset])
+    order = torch.randperm(columns, generator=draw).int() if ordered else None
+    return BCQTensor(codes, scales, offsets, q, g, order)
 
 
-def uniform_tensor(rows, columns, q, g, *, scale="f16", shift=None, ordered=False, seed=0):
-    """shift: None for zero points, or the dtype of float offsets, which lie between them."""
-    generator = torch.Generator().manual_seed(seed)
-    groups = group_count(g, columns)
-    dtypes = {"f16": torch.float16, "f32": torch.float32}
-    codes = torch.randint(0, 2**q, (rows, columns), generator=generator, dtype=torch.uint8)
-    steps = (torch.rand(rows, groups, generator=generator) + 0.5).to(dtypes[scale])
+def uniform_tensor(
+    rows, columns, q, g, *, scale="f16", shift=None, zeros=None, ordered=False, seed=0
+):
+    """shift: None for zero points, from a range, or the dtype of float offsets, which lie between them."""
+    draw, groups = torch.Generator().manual_seed(seed), group_count(g, columns)
+    codes = torch.randint(0, 2**q, (rows, columns), generator=draw, dtype=torch.uint8)
+    steps = (torch.rand(rows, groups, generator=draw) + 0.5).to(DTYPES[scale])
     # Around the middle, as weights around zero have it: no sum cancels by far more than theirs do.
-    zero = torch.randint(2**q // 2 - 3, 2**q // 2 + 3, (rows, groups), generator=generator)
-    order = torch.randperm(columns, generator=generator).int() if ordered else None
+    zeros = zeros or (2**q // 2 - 3, 2**q // 2 + 3)
+    zero = torch.randint(*zeros, (rows, groups), generator=draw)
+    order = torch.randperm(columns, generator=draw).int() if ordered else None
     if shift is None:
         return UniformTensor(codes, steps, zero.short(), q, g, order)
-    offset = -steps.float() * (zero + torch.rand(rows, groups, generator=generator))
-    return UniformTensor(codes, steps, None, q, g, order, offset.to(dtypes[shift]))
+    offset = -steps.float() * (zero + torch.rand(rows, groups, generator=draw))
+    return UniformTensor(codes, steps, None, q, g, order, offset.to(DTYPES[shift]))
 
 
 def packed(rows, columns, kind, q, g, *, lane_bytes=4, **options):
@@ -51,9 +47,3 @@ def packed(rows, columns, kind, q, g, *, lane_bytes=4, **options):
         plain = PackedUniform.pack(uniform_tensor(rows, columns, q, g, **options))
     empty = uniform_gemv.empty(plain) if kind == "codes" else bcq_gemv.empty(plain, lane_bytes)
     return empty.filled(plain)
-
-
-def relative_error(y, x, weight):
-    """|y - x W^T| / |x W^T|, the product in float64."""
-    expected = x.double() @ weight.double().t()
-    return ((y.double() - expected).norm() / expected.norm()).item()

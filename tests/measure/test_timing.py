@@ -1,169 +1,128 @@
-"""The timer with clocks and devices that are not real: what is called in which order, and what is made of the times."""
+"""Timer and energy counter with clocks and devices that are not real: what is called when, and what is made of it."""
 
+import importlib.machinery
 import subprocess
 import sys
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from tests.base.refusals import refused
 
-from lutlab.base.errors import LutlabError
-from lutlab.measure import timing
-from lutlab.measure.timing import (
-    COLD,
-    RESIDENT,
-    Contestant,
-    CpuTimer,
-    GpuTimer,
-    copies_for,
-    cpu_reader,
-    race,
-    together,
-)
+from lutlab.measure import energy, timing
+from lutlab.measure.energy import energy_of, idle_watts
+from lutlab.measure.timing import COLD, RESIDENT, Contestant, CpuTimer, GpuTimer, race
 
 
 def contestant(name="a", size=100, copies=3, rounds=None, calls=None):
-    said = [] if calls is None else calls
-    return Contestant(name, size, copies, lambda i: said.append((name, i)), rounds or {})
+    noted = [] if calls is None else calls
+    return Contestant(name, size, copies, lambda i: noted.append((name, i)), rounds or {})
+
+
+def timer(calls, *seconds):
+    """A timer whose next calls take so many seconds each."""
+    readings = iter([reading for end in seconds for reading in (0, end)])
+    return CpuTimer(calls=calls, clock=lambda: next(readings))
 
 
 def test_contestants_take_turns_round_by_round():
-    calls, order = [], []
-    both = [contestant("a", calls=calls), contestant("b", calls=calls)]
+    order, both = [], [contestant("a"), contestant("b")]
 
-    def timer(one, kind):
-        order.append((one.name, kind))
+    def count(contestant, kind):
+        order.append((contestant.name, kind))
         return float(len(order))
 
-    race(both, timer, 2, (COLD, RESIDENT))
+    race(both, count, 2, (COLD, RESIDENT))
     assert order == 2 * [("a", COLD), ("a", RESIDENT), ("b", COLD), ("b", RESIDENT)]
     assert both[0].rounds == {COLD: [1.0, 5.0], RESIDENT: [2.0, 6.0]}
-    race(both, timer, 1)
+    race(both, count, 1)
     assert both[1].rounds == {COLD: [3.0, 7.0, 10.0], RESIDENT: [4.0, 8.0]}, "rounds are added"
+    refused("at least 1", race, both, count, 0)
+    refused("a took 0.0 s", race, both, lambda *_: 0.0, 1)
 
 
-def test_a_cpu_round_passes_through_every_copy_and_leaves_out_the_first_call():
+def test_a_cpu_round_passes_through_every_copy_or_repeats_one_and_leaves_out_the_first_call():
     calls = []
-    times = iter([0, 100, *[t for i in range(8) for t in (1000 * i, 1000 * i + i + 1)]])
-    timer = CpuTimer(calls=4, clock=lambda: next(times))
-    seconds = timer(contestant(copies=8, calls=calls), COLD)
-    assert [i for _, i in calls] == [0, 1, 2, 3, 4, 5, 6, 7, 0]
-    assert seconds == 2  # of 1 .. 8
+    own = contestant(copies=8, calls=calls)
+    assert timer(4, 100, *range(1, 9))(own, COLD) == 2  # of 1 .. 8
+    assert [copy for _, copy in calls] == [0, 1, 2, 3, 4, 5, 6, 7, 0]
+    calls.clear()
+    timer(4, *[1] * 5)(own, RESIDENT)
+    assert [copy for _, copy in calls] == [0] * 5
 
 
 @pytest.mark.parametrize(("calls", "quartile"), [(1, 7), (2, 5), (4, 5), (5, 6), (20, 6)])
 def test_a_round_is_a_call_that_was_measured(calls, quartile):
     """Of 9 (left out), then 7, 5, 6, 8 and 9 again and again."""
-    seconds = [9, *[(7, 5, 6, 8, 9)[i % 5] for i in range(calls)]]
-    times = iter([t for spent in seconds for t in (0, spent)])
-    timer = CpuTimer(calls=calls, clock=lambda: next(times))
-    assert timer(contestant(copies=1), RESIDENT) == quartile
-
-
-def test_resident_is_one_copy_again_and_again():
-    calls = []
-    times = iter(range(100))
-    CpuTimer(calls=4, clock=lambda: next(times))(contestant(copies=8, calls=calls), RESIDENT)
-    assert [i for _, i in calls] == [0] * 5
+    own = timer(calls, 9, *[(7, 5, 6, 8, 9)[i % 5] for i in range(calls)])
+    assert own(contestant(copies=1), RESIDENT) == quartile
 
 
 def test_medians_and_ratios_are_of_rounds():
     a = contestant("a", 100, rounds={COLD: [1.0, 2.0, 10.0]})
     b = contestant("b", 300, rounds={COLD: [4.0, 2.0, 30.0]})
-    assert a.seconds() == 2
+    assert (a.seconds(), a.bandwidth(), a.spread()) == (2, 50, (1.5, 6.0))
     assert a.times(b) == 3, "of 4, 1 and 3, not 4 / 2"
-    assert a.bandwidth() == 50
     assert a.fraction(b) == pytest.approx(1)  # of 4/3, 1/3 and 1
-    assert a.spread() == (1.5, 6.0)
     assert contestant(rounds={COLD: [7.0]}).spread() == (7.0, 7.0)
 
 
-def test_copies_fill_what_is_to_be_cold():
-    assert copies_for(100, 1000) == 10
-    assert copies_for(101, 1000) == 10
-    assert copies_for(1000, 1000) == copies_for(5000, 1000) == 1
-
-
 def test_products_of_a_layer_are_called_in_turn():
-    calls = []
-    both = together([contestant("a", 100, 3, calls=calls), contestant("b", 7, 2, calls=calls)])
+    calls, alone = [], contestant()
+    parts = [contestant("a", 100, 3, calls=calls), contestant("b", 7, 2, calls=calls)]
+    both = timing.together(parts)
     assert (both.name, both.bytes, both.copies) == ("a + b", 107, 3)
     for copy in range(both.copies):
         both.run(copy)
     assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 0)]
-    alone = contestant()
-    assert together([alone]) is alone
+    assert timing.together([alone]) is alone
     assert (alone.kernels(), both.kernels()) == (["a"], ["a", "b"])
 
 
-@pytest.mark.parametrize(
-    ("rounds", "seconds", "message"), [(0, 1.0, "at least 1"), (1, 0.0, "a took 0.0 s")]
-)
-def test_no_round_and_no_time_are_refused(rounds, seconds, message):
-    with pytest.raises(LutlabError, match=message):
-        race([contestant()], lambda one, kind: seconds, rounds)
-
-
 class FakeCuda:
-    """What GpuTimer asks of torch.cuda: streams and graphs that note calls, events a fixed time apart."""
+    """What GpuTimer asks of torch.cuda: streams and graphs that note calls, events 6 ms apart."""
 
-    def __init__(self, milliseconds):
-        cuda = self
-        self.milliseconds, self.said, self.capturing = milliseconds, [], False
+    def __init__(self):
+        self.events, self.capturing = [], False
+        note = lambda event: lambda *_: self.events.append(event)  # noqa: E731
+        self.Stream = self.current_stream = lambda: SimpleNamespace(wait_stream=note("wait"))
+        self.CUDAGraph = lambda: SimpleNamespace(replay=note("replay"))
+        self.synchronize = note("synchronize")
+        self.Event = lambda enable_timing: SimpleNamespace(
+            record=note("event"),
+            synchronize=self.synchronize,
+            elapsed_time=lambda other: 6.0 * enable_timing,
+        )
 
-        class Stream:
-            def wait_stream(self, other):
-                cuda.said.append("wait")
+    @contextmanager
+    def stream(self, stream):
+        yield
 
-        class Event:
-            def __init__(self, enable_timing):
-                assert enable_timing
-
-            def record(self):
-                cuda.said.append("event")
-
-            def synchronize(self):
-                cuda.said.append("synchronize")
-
-            def elapsed_time(self, other):
-                return cuda.milliseconds
-
-        class CUDAGraph:
-            def replay(self):
-                cuda.said.append("replay")
-
-        class context:
-            def __init__(self, what):
-                self.graph = isinstance(what, CUDAGraph)
-
-            def __enter__(self):
-                cuda.capturing = self.graph
-
-            def __exit__(self, *error):
-                cuda.capturing = False
-
-        self.Stream, self.Event, self.CUDAGraph = Stream, Event, CUDAGraph
-        self.stream = self.graph = context
-        self.current_stream = Stream
-        self.synchronize = lambda: cuda.said.append("synchronize")
+    @contextmanager
+    def graph(self, graph):
+        self.capturing = True
+        yield
+        self.capturing = False
 
 
 def test_a_gpu_round_is_a_replay_of_a_graph_of_whole_rotations(monkeypatch):
-    cuda = FakeCuda(milliseconds=6.0)
+    cuda, captured = FakeCuda(), []
     monkeypatch.setattr(torch, "cuda", cuda)
-    captured = []
-    one = Contestant("a", 1, 4, lambda i: captured.append(i) if cuda.capturing else None)
+    own = Contestant("a", 1, 4, lambda i: captured.append(i) if cuda.capturing else None)
     timer = GpuTimer(calls=6)
-    assert timer(one, COLD) == pytest.approx(6e-3 / 8)
+    assert timer(own, COLD) == pytest.approx(6e-3 / 8)
     assert captured == [0, 1, 2, 3, 0, 1, 2, 3]
-    cuda.said.clear()
-    assert timer(one, COLD) == pytest.approx(6e-3 / 8)
-    assert cuda.said == ["event", "replay", "event", "synchronize"], "captured once"
-    timer(one, RESIDENT)
+    cuda.events.clear()
+    assert timer(own, COLD) == pytest.approx(6e-3 / 8)
+    assert cuda.events == ["event", "replay", "event", "synchronize"], "captured once"
+    timer(own, RESIDENT)
     assert captured[8:] == [0] * 6
 
 
-def test_the_reader_reads_all_it_is_given():
-    reader = cpu_reader(3 * timing.READ_BYTES, threads=1)
+def test_copies_fill_what_is_to_be_cold_and_the_reader_reads_them():
+    assert [timing.copies_for(size, 1000) for size in (100, 101, 1000, 5000)] == [10, 10, 1, 1]
+    reader = timing.cpu_reader(3 * timing.READ_BYTES, threads=1)
     assert (reader.bytes, reader.copies) == (timing.READ_BYTES, 3)
     for copy in range(reader.copies):
         reader.run(copy)
@@ -179,3 +138,91 @@ def test_a_gpu_times_a_copy():
     copier = timing.gpu_copier(2**28)
     race([copier], GpuTimer(), 5)
     assert len(copier.rounds[COLD]) == 5
+
+
+class FakeGpu:
+    """Takes `watts` while the clock goes on; a call takes `seconds`."""
+
+    def __init__(self, watts, seconds=0.25):
+        self.now, self.watts, self.seconds, self.runs = 100.0, watts, seconds, 0
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def run(self):
+        self.sleep(self.seconds)
+        self.runs += 1
+
+    def joules(self):
+        return 1e6 + self.watts * self.now
+
+    def utilization(self):
+        return 10.0 * self.runs, 5.0 * self.runs
+
+
+def test_energy_is_divided_by_the_calls_of_the_window_and_idle_watts_by_its_seconds():
+    gpu = FakeGpu(watts=300.0)
+    spent = energy_of(gpu.run, 10, gpu, idle=100.0, seconds=1.0, clock=gpu.clock)
+    assert gpu.runs == 1 + 4, "the first run is not counted"
+    assert (spent.calls, spent.seconds) == (40, 1.0)
+    joules = (spent.joules, spent.net_joules, spent.watts)
+    assert joules == pytest.approx((300 / 40, 200 / 40, 300))
+    assert spent.utilization == (35.0, 17.5), "of runs 2, 3, 4 and 5"
+    gpu = FakeGpu(watts=70.0)
+    assert idle_watts(gpu, 2.0, gpu.clock, gpu.sleep) == pytest.approx(70)
+    assert gpu.now == 102
+
+
+def test_a_run_longer_than_the_window_counts_once_and_a_counter_that_stands_still_never():
+    gpu = FakeGpu(watts=300.0, seconds=3.0)
+    spent = energy_of(gpu.run, 1, gpu, idle=0.0, seconds=1.0, clock=gpu.clock)
+    assert (spent.calls, spent.seconds, spent.joules) == (1, 3.0, pytest.approx(900))
+    still = FakeGpu(watts=0.0)
+    refused("did not advance", energy_of, still.run, 1, still, idle=0.0, clock=still.clock)
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """pynvml, as far as it is used, of two GPUs, which it numbers the other way round than torch."""
+
+    def clock(mhz):
+        return lambda gpu, kind: mhz * kind
+
+    module = ModuleType("pynvml")
+    module.__spec__ = importlib.machinery.ModuleSpec("pynvml", None)
+    module.NVMLError, module.NVML_CLOCK_SM, module.NVML_CLOCK_MEM = KeyError, 1, 2
+    module.nvmlInit = lambda: None
+    module.nvmlDeviceGetHandleByUUID = lambda uuid: uuid
+    module.nvmlDeviceGetTotalEnergyConsumption = {"GPU-0": 1500, "GPU-1": 500}.__getitem__
+    rates = {f"GPU-{i}": SimpleNamespace(gpu=used, memory=40) for i, used in enumerate((97, 2))}
+    module.nvmlDeviceGetUtilizationRates = rates.__getitem__
+    module.nvmlSystemGetDriverVersion = lambda: "600.1"
+    module.nvmlDeviceGetClockInfo, module.nvmlDeviceGetMaxClockInfo = clock(1000), clock(2000)
+    module.nvmlDeviceGetPowerManagementLimit = lambda gpu: 700_000
+    properties = [SimpleNamespace(uuid=uuid) for uuid in ("1", "0")]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+def test_nvml_is_asked_in_its_units(nvml):
+    gpu = energy.Nvml(1)
+    assert (gpu.joules(), gpu.utilization()) == (1.5, (97.0, 40.0))
+    assert gpu.facts() == {
+        "driver": "600.1", "sm_mhz": 1000, "sm_mhz_limit": 2000,
+        "memory_mhz": 2000, "memory_mhz_limit": 4000, "power_limit_w": 700.0,
+    }  # fmt: skip
+    assert energy.clocks_of("cuda:1") == gpu.facts()
+    both = energy.Nvml(0, 1)
+    assert (both.joules(), both.utilization()) == (2.0, (49.5, 40.0)), "of 97 and 2"
+
+
+def test_without_nvml_or_a_counter_the_cure_is_told(nvml, monkeypatch):
+    nvml.nvmlDeviceGetTotalEnergyConsumption = {}.__getitem__
+    refused("no energy counter", energy.Nvml, 0)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    refused("pip install nvidia-ml-py", energy.Nvml, 0)
+    assert "pip install nvidia-ml-py" in energy.clocks_of("cuda")["clocks"]

@@ -4,15 +4,12 @@ import shutil
 
 import pytest
 from tests.models.architectures import make
-from tests.tiny_models import byte_tokenizer
+from tests.models.folders import save
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved")
-    make("opt").save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return save(make("opt"), tmp_path_factory.mktemp("saved"))
 
 
 @pytest.fixture

@@ -1,48 +1,33 @@
 """The embedded models through the kernels, a token at a time and all at once, beside the dequantized model."""
 
-import copy
-
 import pytest
 import torch
-from torch import nn
+from tests.models.architectures import dequantized
+from tests.models.folders import loaded
 from torch.nn import functional
 from transformers import DynamicCache
 
 import lutlab
-from lutlab.base.specs import ModelSpec
 from lutlab.kernels import ran
 from lutlab.models.families import forward_with_cache
-from lutlab.models.load import load_model
-from lutlab.modules import QuantLinear
 
 TEXT = "Return the number of items in a list. If the list is empty, the result is zero. " * 2
 
 
 def perplexity(model, ids, step):
     """Of one text [1, T]: `step` tokens at a time, with a cache."""
-    cache, logits = DynamicCache(config=model.config), []
+    cache, parts = DynamicCache(config=model.config), ids.split(step, dim=1)
     with torch.inference_mode():
-        for part in ids.split(step, dim=1):
-            logits.append(forward_with_cache(model, cache, input_ids=part).logits)
+        logits = [forward_with_cache(model, cache, input_ids=part).logits for part in parts]
     loss = functional.cross_entropy(torch.cat(logits, dim=1)[0, :-1].double(), ids[0, 1:])
     return loss.exp().item()
-
-
-def dequantized(model):
-    model = copy.deepcopy(model)
-    for name, module in list(model.named_modules()):
-        if isinstance(module, QuantLinear):
-            dense = nn.Linear(module.in_features, module.out_features, bias=False)
-            dense.weight, dense.bias = nn.Parameter(module.packed.dequantize()), module.bias
-            model.set_submodule(name, dense)
-    return model
 
 
 @pytest.mark.parametrize("options", [{"method": "bcq", "q": 3}, {"method": "rtn", "q": 4}], ids=str)
 @pytest.mark.parametrize("name", ["llama-embedded-s", "opt-embedded-s"])
 def test_the_perplexity_is_that_of_the_dequantized_model(name, options):
-    loaded = load_model(ModelSpec(name, "embedded", name), torch.float32, "cpu", 0)
-    model, ids = loaded.model, loaded.tokenizer(TEXT, return_tensors="pt").input_ids
+    embedded = loaded(name, "embedded")
+    model, ids = embedded.model, embedded.tokenizer(TEXT, return_tensors="pt").input_ids
     lutlab.quantize(model, g=32, **options)
     expected = perplexity(dequantized(model), ids, ids.shape[1])
     ran.take()

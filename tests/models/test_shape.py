@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from tests.base.refusals import refused
 from tests.models.architectures import CONFIGS, make
+from tests.models.folders import spec
 
-from lutlab.base.errors import LutlabError
-from lutlab.base.specs import ModelSpec
 from lutlab.models import shape
 from lutlab.models.families import linear_layers, weight_of
 from lutlab.models.files import shape_folders
@@ -19,18 +19,17 @@ def test_headers_and_modules_agree(name, tmp_path):
     model.save_pretrained(tmp_path)
     read = shape._from_files(tmp_path)
     assert read == shape._from_config(tmp_path, None)
-    found, linears = shape._read(ModelSpec(name, "folder", str(tmp_path)))
+    whole, linears = shape._read(spec(tmp_path))
     assert linears == {path: tuple(weight_of(m).shape) for path, m in linear_layers(model)}
-    assert found.parameters == sum(p.numel() for p in model.parameters())
-    assert sum(k * n for k, n in found.inputs) * found.layers == found.linear_parameters
+    assert whole.parameters == sum(p.numel() for p in model.parameters())
+    assert sum(k * n for k, n in whole.inputs) * whole.layers == whole.linear_parameters
 
 
 def test_a_synthetic_model_has_the_shape_of_its_config(tmp_path):
-    model = make("opt")
-    model.config.save_pretrained(tmp_path)
-    found = shape.shape_of(ModelSpec("cut", "synthetic", str(tmp_path), layers=1))
-    assert found.layers == 1
-    assert 0 < found.linear_parameters < found.parameters
+    make("opt").config.save_pretrained(tmp_path)
+    cut = shape.shape_of(spec(tmp_path, "synthetic", layers=1))
+    assert cut.layers == 1
+    assert 0 < cut.linear_parameters < cut.parameters
 
 
 # as their papers and repositories count them: OPT by its formula, whose biases and positions count; LLaMA exactly
@@ -42,12 +41,12 @@ PARAMETERS = {
 
 
 def test_shapes_of_the_papers_models_have_their_parameters():
-    found = {}
+    counts = {}
     for name, folder in shape_folders().items():
-        one, two = (shape.shape_of(ModelSpec(name, "synthetic", name, layers=n)) for n in (1, 2))
+        first, both = (shape.shape_of(spec(name, "synthetic", layers=n)).parameters for n in (1, 2))
         layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
-        found[name] = one.parameters + (layers - 1) * (two.parameters - one.parameters)
-    assert found == PARAMETERS
+        counts[name] = first + (layers - 1) * (both - first)
+    assert counts == PARAMETERS
 
 
 @pytest.mark.parametrize(
@@ -58,12 +57,11 @@ def test_a_damaged_header_is_named(header, tmp_path):
     weights = tmp_path / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content.replace(b'"shape"', b'"sharp"') if header is None else header)
-    with pytest.raises(LutlabError, match=r"cannot read .*model\.safetensors .*damaged"):
-        shape.linear_shapes(ModelSpec("damaged", "folder", str(tmp_path)))
+    refused(r"cannot read .*model\.safetensors .*damaged", shape.linear_shapes, spec(tmp_path))
 
 
 @pytest.mark.parametrize("name", embedded_names())
 def test_the_shape_of_an_embedded_model_needs_no_modeling_code(name, monkeypatch):
     monkeypatch.setattr(shape, "_from_config", None)
     shape._read.cache_clear()
-    assert shape.linear_shapes(ModelSpec(name, "embedded", name))
+    assert shape.linear_shapes(spec(name, "embedded"))

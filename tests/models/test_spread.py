@@ -4,31 +4,26 @@ import dataclasses
 
 import pytest
 import torch
+from tests.base.refusals import refused
 from tests.calibrated import Fake, FakeScaling
 from tests.models.architectures import CAUSAL, make, token_ids, uniform
+from tests.models.folders import loaded
 
-from lutlab.base.errors import LutlabError
-from lutlab.base.limits import a_device
-from lutlab.base.specs import ModelSpec
 from lutlab.compress.driver import quantize_model
 from lutlab.evaluators.perplexity import window_nll
 from lutlab.experiment.row.run import _device
 from lutlab.models.families import decoder_blocks, family_of
-from lutlab.models.load import load_model
 from lutlab.models.resident import spread
 
 
 def device_map(model, devices):
     """Embeddings and head on the first device, block i on devices[i % n]."""
-    blocks = family_of(model.config).blocks
-    parts = {name for name, _ in model.named_parameters() if not name.startswith(f"{blocks}.")}
-    places = {name.rpartition(".")[0]: devices[0] for name in parts}
-    for index in range(len(decoder_blocks(model))):
-        places[f"{blocks}.{index}"] = devices[index % len(devices)]
-    rest = [n for n, m in model.named_modules() if n and not list(m.children())]
-    return places | {
-        n: devices[0] for n in rest if not any(n == p or n.startswith(f"{p}.") for p in places)
-    }
+    blocks, count = family_of(model.config).blocks, len(decoder_blocks(model))
+    leaves = [
+        n for n, m in model.named_modules() if not [*m.children()] and not n.startswith(blocks)
+    ]
+    places = {f"{blocks}.{at}": devices[at % len(devices)] for at in range(count)}
+    return dict.fromkeys(leaves, devices[0]) | places
 
 
 def spread_equals_one_device(name, fake, devices, tolerance=0.0):
@@ -41,21 +36,17 @@ def spread_equals_one_device(name, fake, devices, tolerance=0.0):
     assert [layer.name for layer in stats] == [layer.name for layer in expected]
     assert tolerance or stats == expected
     ids = token_ids(1, 64).flatten()
-    assert window_nll(model, ids, 32) == pytest.approx(
-        window_nll(alone, ids, 32), rel=tolerance, abs=0
-    )
+    nll = window_nll(alone, ids, 32)
+    assert window_nll(model, ids, 32) == pytest.approx(nll, rel=tolerance, abs=0)
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "fake"),
-    [
-        (name, (Fake(target="stream"), Fake("full"), FakeScaling())[at % 3])
-        for at, name in enumerate(CAUSAL)
-    ],
-)
-def test_hooks_change_nothing(name, fake):
-    model = spread_equals_one_device(name, fake, ["cpu"])
+FAKES = (Fake(target="stream"), Fake("full"), FakeScaling())
+
+
+@pytest.mark.parametrize(("name", "at"), [(name, at % 3) for at, name in enumerate(CAUSAL)])
+def test_hooks_change_nothing(name, at):
+    model = spread_equals_one_device(name, FAKES[at], ["cpu"])
     assert all(hasattr(block, "_hf_hook") for block in decoder_blocks(model))
 
 
@@ -65,9 +56,8 @@ def test_over_the_gpus_there_are(name):
     devices = list(range(torch.cuda.device_count()))
     model = spread_equals_one_device(name, Fake("quantized", True), devices, tolerance=0.05)
     for index, block in enumerate(decoder_blocks(model)):
-        assert {t.device.index for t in block.state_dict().values()} == {
-            devices[index % len(devices)]
-        }
+        here = {t.device.index for t in block.state_dict().values()}
+        assert here == {devices[index % len(devices)]}
 
 
 @pytest.mark.gpu
@@ -78,25 +68,11 @@ def test_accelerate_fills_the_gpus():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs hold such a model")
-def test_a_model_that_the_gpus_do_not_hold(tmp_path):
-    with pytest.raises(
-        LutlabError, match=r"GPUs of this machine do not hold the model.*stream=true"
-    ):
-        spread(make("opt"))
+def test_without_gpus_that_hold_the_model_it_is_refused():
+    refused("GPUs of this machine do not hold the model.*stream=true", spread, make("opt"))
+    refused("device=spread, but this machine has no CUDA device", _device, "spread")
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA devices")
-def test_spread_without_gpus_is_refused_before_anything_is_loaded():
-    with pytest.raises(LutlabError, match="device=spread, but this machine has no CUDA device"):
-        _device("spread")
-
-
-def test_unknown_device_suggests():
-    with pytest.raises(LutlabError, match="did you mean 'spread'"):
-        a_device("device", "spred")
-
-
-def test_one_device_is_loaded_without_hooks(tmp_path):
-    spec = ModelSpec("model", "embedded", "opt-embedded-s")
-    model = load_model(spec, torch.float32, "cpu", 0).model
+def test_one_device_is_loaded_without_hooks():
+    model = loaded("opt-embedded-s", "embedded").model
     assert not hasattr(decoder_blocks(model)[0], "_hf_hook")

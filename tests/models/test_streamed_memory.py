@@ -45,7 +45,7 @@ print(json.dumps({"weights": weights, "grown": grown, "nll": nll}))
 """
 
 
-def run(folder, *, stream):
+def run(folder, stream):
     LlamaConfig(
         hidden_size=1024, intermediate_size=2816, num_hidden_layers=16, num_attention_heads=8, vocab_size=1000,
         max_position_embeddings=64,
@@ -54,16 +54,15 @@ def run(folder, *, stream):
 
 
 def test_a_streamed_model_is_quantized_and_evaluated_in_a_quarter_of_its_size(tmp_path):
-    done = run(tmp_path, stream=True)
+    done = run(tmp_path, True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["weights"] > 4 * ALLOWED
-    assert found["grown"] < ALLOWED
-    assert all(0 < value < 64 * 100 for value in found["nll"])
+    sizes = json.loads(done.stdout)
+    assert sizes["weights"] > 4 * ALLOWED
+    assert sizes["grown"] < ALLOWED
+    assert all(0 < value < 64 * 100 for value in sizes["nll"])
 
 
 def test_in_memory_the_same_limit_is_reached(tmp_path):
-    """The limit is one: without streaming it ends the run."""
-    done = run(tmp_path, stream=False)
+    done = run(tmp_path, False)
     assert done.returncode != 0
     assert "can't allocate memory" in done.stderr or "MemoryError" in done.stderr

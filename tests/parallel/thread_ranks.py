@@ -2,26 +2,26 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
 from lutlab.parallel.ranks import Rank
 
 
+@dataclass(frozen=True)
 class ThreadRank(Rank):
     """A rank that meets the others at a barrier; what they bring lies in a list that all have."""
 
-    def __init__(self, index, count, barrier, brought):
-        super().__init__(index, count, "cpu")
-        object.__setattr__(self, "barrier", barrier)
-        object.__setattr__(self, "brought", brought)
+    barrier: threading.Barrier
+    brought: list
 
     def _all(self, tensor):
         self.brought[self.index] = tensor.clone()
-        self.barrier.wait(timeout=60)
-        found = torch.stack(self.brought)
-        self.barrier.wait(timeout=60)
-        return found
+        self.arrive()
+        tensors = torch.stack(self.brought)
+        self.arrive()
+        return tensors
 
     def sum(self, tensor):
         tensor.copy_(self._all(tensor).sum(0))
@@ -40,17 +40,16 @@ def together(job, count, *arguments):
     """What job(rank, …) gives on every rank; the first error of one ends all."""
     barrier, brought = threading.Barrier(count), [None] * count
 
-    def one(index):
+    def run(index):
         try:
-            return job(ThreadRank(index, count, barrier, brought), *arguments)
+            return job(ThreadRank(index, count, "cpu", barrier, brought), *arguments)
         except BaseException:
             barrier.abort()
             raise
 
     with ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(one, index) for index in range(count)]
-    errors = [future.exception() for future in futures]
-    real = [e for e in errors if e and not isinstance(e, threading.BrokenBarrierError)]
-    for error in [*real, *filter(None, errors)]:
+        futures = [pool.submit(run, index) for index in range(count)]
+    errors = filter(None, (future.exception() for future in futures))
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
         raise error
     return [future.result() for future in futures]

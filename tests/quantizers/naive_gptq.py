@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-Rounder = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
 
 @dataclass
 class Outcome:
@@ -32,8 +30,7 @@ def naive_gptq(
 ) -> Outcome:
     """`book(values [N, length])` fits a group; its result maps a column [N] to (codes, values, margin)."""
     w, h = weight.double().clone(), hessian.double().clone()
-    in_features = len(h)
-    diagonal = h.diagonal().clone()
+    in_features, diagonal = len(h), h.diagonal().clone()
     dead = diagonal == 0
     w[:, dead] = 0
     order = list(range(in_features))
@@ -42,18 +39,15 @@ def naive_gptq(
     h[dead, dead] = 1
     h += damp * diagonal.mean() * torch.eye(in_features, dtype=torch.float64)
     length = in_features if g == -1 else min(g, in_features)
-    books = {}
-    if static_groups:
-        for group in range(-(-in_features // length)):
-            books[group] = book(w[:, group * length : (group + 1) * length].float())
+    books = [book(values.float()) for values in w.split(length, dim=1)] if static_groups else []
     inverse = torch.linalg.inv(h)
     codes = torch.zeros(weight.shape, dtype=torch.uint8)
     hat, margin = torch.zeros_like(w), torch.zeros_like(w)
     left = list(order)
     for position, k in enumerate(order):
-        group = (k if static_groups else position) // length
         if not static_groups and position % length == 0:
-            books[group] = book(w[:, left[:length]].float())
+            books.append(book(w[:, left[:length]].float()))
+        group = (k if static_groups else position) // length
         codes[:, k], hat[:, k], margin[:, k] = books[group](w[:, k])
         error = (w[:, k] - hat[:, k]) / inverse[k, k]
         left.remove(k)
@@ -62,20 +56,11 @@ def naive_gptq(
     return Outcome(codes, hat, margin, order)
 
 
-def agree(codes: torch.Tensor, naive: Outcome, tie: float) -> float:
+def agree(tensor, naive: Outcome, tie: float) -> float:
     """Share of rows with all codes equal; a row may part from the naive one only where that one is at a tie."""
-    equal = 0
-    for row, (ours, theirs) in enumerate(zip(codes, naive.codes, strict=True)):
-        parted = [k for k in naive.order if ours[k] != theirs[k]]
-        equal += not parted
-        assert not parted or naive.margin[row, parted[0]] <= tie, (row, parted[0])
-    return equal / len(codes)
-
-
-def correlated(in_features: int, seed: int = 0, tokens: int | None = None) -> torch.Tensor:
-    """[K, K] float32, X^T X / M of Gaussian inputs that mix K hidden factors of falling size."""
-    generator = torch.Generator().manual_seed(seed)
-    size = torch.arange(1, in_features + 1).float().rsqrt()
-    mix = torch.randn(in_features, in_features, generator=generator) * size.unsqueeze(1)
-    x = torch.randn(tokens or 4 * in_features, in_features, generator=generator) @ mix
-    return x.t() @ x / len(x)
+    codes, order = torch.empty_like(tensor.codes), getattr(tensor, "order", None)
+    codes[:, slice(None) if order is None else order.long()] = tensor.codes
+    parted = [[k for k in naive.order if row[k]] for row in codes != naive.codes]
+    for row, columns in enumerate(parted):
+        assert not columns or naive.margin[row, columns[0]] <= tie, (row, columns[0])
+    return parted.count([]) / len(codes)

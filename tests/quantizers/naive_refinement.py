@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 
-def naive_refinement(
-    weight: torch.Tensor,
-    hessian: torch.Tensor,
-    codes: list[int],
-    coefficients: list[torch.Tensor],
-    words: Callable[[torch.Tensor], torch.Tensor],
-    fitted: Callable[[list[int], Callable[[torch.Tensor], float], torch.Tensor], torch.Tensor],
-    length: int,
-    sweeps: int,
-) -> tuple[list[int], list[torch.Tensor]]:
-    """Codes and coefficients of one row.
+def naive_refinement(weight, hessian, codes, coefficients, words, fitted, length, sweeps):
+    """Codes and coefficients of one row [K] float64.
 
-    Args:
-        weight: [K] float64.
-        hessian: [K, K] float64.
-        codes: of the columns.
-        coefficients: of the groups.
-        words: coefficients -> the value of every code, [2^q].
-        fitted: (codes of a group, H of the group, H E of the group and its own value, coefficients) -> better ones.
-        length: of a group.
-        sweeps: how often.
+    words: coefficients of a group -> the value of every code, [2^q].
+    fitted: (codes of a group, H of the group, H E of the group and its own value, coefficients) -> better ones.
     """
     codes, coefficients = list(codes), list(coefficients)
 

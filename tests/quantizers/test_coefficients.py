@@ -4,79 +4,65 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models.architectures import uniform
+from tests.quantizers.weights import assert_same, drawn, prepared
 from tests.tiny_models import tiny_opt
 
 from lutlab import modules
 from lutlab.base.errors import LutlabError
 from lutlab.compress.calibrate import stats_of
 from lutlab.compress.driver import quantize_model
-from lutlab.compress.widths import widths
 from lutlab.formats import dequantize, pack
-from lutlab.models.families import kinds, linear_layers
+from lutlab.models.families import linear_layers
 from lutlab.quantizers.coefficients import LARGE, SMALL, exponent, quantized
-from lutlab.quantizers.contract import Calibrated, make_method
+from lutlab.quantizers.contract import make_method
 
 UNIFORM = [("rtn", {}), ("rtn", {"variant": "awq"}), ("gptq", {"act_order": True}), ("awq", {})]
 BINARY = [("bcq", {}), ("bcq", {"offset": True}), ("bcq", {"solver": "greedy"}), ("gptq_bcq", {})]
 SCALES = (1e-30, 1e-8, 1e6, 1e30)
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def at(weight: torch.Tensor, name: str, options: dict, q: float, g: int):
     method = make_method(name, **options)
-    more = (
-        (method.prepare(stats_of(drawn(96, weight.shape[1], seed=1))),)
-        if isinstance(method, Calibrated)
-        else ()
-    )
-    return quantized(method, weight, q, g, *more)
+    hessian = stats_of(drawn(96, weight.shape[1], seed=1)).hessian
+    return quantized(method, weight, q, g, *prepared(method, hessian))
 
 
 def relative_error(weight: torch.Tensor, tensor: object) -> float:
-    exact = weight.double()
-    return float((dequantize(tensor).double() - exact).norm() / exact.norm())
+    return float((dequantize(tensor).double() - weight).norm() / weight.double().norm())
 
 
 @pytest.mark.parametrize(("name", "options"), [*UNIFORM, *BINARY])
 @pytest.mark.parametrize(("q", "g"), [(1, -1), (3, 16), (8, 16)])
 def test_every_scale_loses_what_scale_1_loses(name, options, q, g):
-    weight = drawn(8, 40)
-    expected = relative_error(weight, at(weight, name, options, q, g)[0])
+    weight, x = drawn(8, 40), drawn(2, 40, seed=2)
+    usual = at(weight, name, options, q, g)[0]
     for scale in SCALES:
         # a power of two rounds no weight: what is quantized at scale 1 has the very same digits
-        exact = 2.0 ** torch.tensor(scale).log2().round().item()
-        tensor, widened = at(weight * exact, name, options, q, g)
-        assert relative_error(weight * exact, tensor) == pytest.approx(expected, rel=0.01)
+        exact = weight * 2.0 ** torch.tensor(scale).log2().round().item()
+        tensor, widened = at(exact, name, options, q, g)
+        loss = relative_error(exact, tensor)
+        assert loss == pytest.approx(relative_error(weight, usual), rel=0.01)
         packed = pack(tensor)
-        half = pack(at(weight, name, options, q, g)[0])
-        assert widened == (packed.bits_stored > half.bits_stored)
-        assert type(tensor) is type(half.unpack())
-        x = drawn(2, 40, seed=2)
+        assert widened == (packed.bits_stored > pack(usual).bits_stored)
+        assert type(tensor) is type(usual)
         dense = x.double() @ packed.dequantize().double().T
-        assert torch.allclose(
-            modules.QuantLinear(packed, None)(x).double(),
-            dense,
-            rtol=0,
-            atol=1e-5 * dense.abs().max(),
-        )
+        y = modules.QuantLinear(packed, None)(x).double()
+        torch.testing.assert_close(y, dense, rtol=0, atol=1e-5 * dense.abs().max().item())
 
 
 @pytest.mark.parametrize("scale", [1e-40, *SCALES])
 def test_full_precision_keeps_every_weight(scale):
     weight = drawn(4, 16) * scale
-    assert torch.equal(dequantize(at(weight, "none", {}, 16, -1)[0]), weight)
+    assert_same(dequantize(at(weight, "none", {}, 16, -1)[0]), weight)
 
 
 @pytest.mark.parametrize("name", ["mixed_2_4_16", "group_widths"])
-def test_groups_of_several_widths_are_refused_where_float16_is_too_narrow(name):
-    for scale in SCALES:
-        with pytest.raises(
-            LutlabError, match=r"float16.*(groups of several widths|rescale the weights)"
-        ):
-            at(drawn(16, 32) * scale, name, {}, 2.5, 16)
+@pytest.mark.parametrize("scale", SCALES)
+def test_groups_of_several_widths_are_refused_where_float16_is_too_narrow(name, scale):
+    message = r"float16.*(groups of several widths|rescale the weights)"
+    with pytest.raises(LutlabError, match=message):
+        at(drawn(16, 32) * scale, name, {}, 2.5, 16)
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-36, 5e37])
@@ -86,20 +72,15 @@ def test_what_float32_cannot_hold_is_refused(name, scale):
         at(drawn(4, 16) * scale, name, {}, 3, 16)
 
 
-@pytest.mark.parametrize(("name", "options"), [("rtn", {}), ("bcq", {}), ("awq", {}), ("none", {})])
-def test_usual_weights_are_quantized_as_they_are(name, options, caplog):
-    weight = drawn(6, 32)
+@pytest.mark.parametrize("name", ["rtn", "bcq", "awq", "none"])
+def test_usual_weights_are_quantized_as_they_are(name, caplog):
+    weight, method = drawn(6, 32), make_method(name)
     weight[1], weight[:, :16] = 1e-9, weight[:, :16] * 1e-7  # a dead row, and half of all groups
-    method = make_method(name, **options)
-    more = () if name != "awq" else (method.prepare(stats_of(drawn(64, 32))),)
+    more = prepared(method, stats_of(drawn(64, 32)).hessian)
     for scale in (1.0, 0.01, 2.0**-10, 1e4):
         tensor, widened = quantized(method, weight * scale, 3, 16, *more)
-        own = method.quantize(weight * scale, 3, 16, *more)
         assert not widened
-        assert all(
-            torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-            for a, b in zip(vars(tensor).values(), vars(own).values(), strict=True)
-        )
+        assert_same(vars(tensor), vars(method.quantize(weight * scale, 3, 16, *more)))
     assert not caplog.records
 
 
@@ -114,23 +95,19 @@ def test_the_edges_need_no_second_try():
 def test_a_model_says_which_layers_were_widened(name, caplog):
     usual, tiny = tiny_opt().eval(), tiny_opt().eval()
     layer = "model.decoder.layers.1.self_attn.q_proj"  # whose inputs are the same in both
+    later = {path: module for path, module in linear_layers(tiny) if "layers.1" in path}
     with torch.no_grad():
-        for path, module in linear_layers(tiny):
-            if "layers.1" in path:  # AWQ scales layers that share an input together
-                module.weight.mul_(2.0**-30)
-    chosen = widths(kinds(usual.config), 4, 16)
+        for module in later.values():  # AWQ scales layers that share an input together
+            module.weight.mul_(2.0**-30)
     windows = torch.randint(0, 260, (4, 16), generator=torch.Generator().manual_seed(0))
-    found = [
-        {stats.name: stats for stats in quantize_model(model, make_method(name), chosen, windows)}
-        for model in (usual, tiny)
-    ]
-    assert [stats.name for stats in found[1].values() if stats.widened] == [
-        path for path, _ in linear_layers(tiny) if "layers.1" in path
-    ]
-    assert not any(stats.widened for stats in found[0].values())
+    before, after = (
+        {s.name: s for s in quantize_model(m, make_method(name), uniform(m, 4, 16), windows)}
+        for m in (usual, tiny)
+    )
+    assert [stats.name for stats in after.values() if stats.widened] == list(later)
+    assert not any(stats.widened for stats in before.values())
     assert f"{layer}: weights of at most" in caplog.text
-    before, after = (one[layer] for one in found)
     for error, norm in (("squared_error", "squared_norm"), ("output_error", "output_norm")):
-        of_usual, of_tiny = (getattr(s, error) / getattr(s, norm) for s in (before, after))
-        assert of_tiny == pytest.approx(of_usual, rel=0.1)
-    assert after.bits_stored > before.bits_stored
+        small, large = (getattr(s[layer], error) / getattr(s[layer], norm) for s in (after, before))
+        assert small == pytest.approx(large, rel=0.1)
+    assert after[layer].bits_stored > before[layer].bits_stored

@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 import torch
+from tests.models.architectures import uniform
+from tests.quantizers.weights import drawn, stats_of
 from tests.tiny_models import RUN, tiny_llama
 from transformers import LlamaForCausalLM
 
@@ -17,11 +19,9 @@ from lutlab.base.specs import EvalSpec, ModelRun, ModelSpec, Subject
 from lutlab.base.tensors import CalibStats
 from lutlab.compress.driver import quantize_model
 from lutlab.compress.sizes import stored_bits
-from lutlab.compress.widths import widths
 from lutlab.evaluators.model_size import ModelSize
 from lutlab.experiment.plan.ids import Resolved, cell_identity
 from lutlab.formats.ggml import PackedBlocks
-from lutlab.models.families import kinds
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.ggml import FALLBACKS, NEED_IMPORTANCE
 
@@ -32,36 +32,31 @@ BITS = {
     "IQ3_XXS": 3.0625, "IQ3_S": 3.4375, "Q3_K": 3.4375, "IQ4_XS": 4.25, "IQ4_NL": 4.5, "Q4_0": 4.5, "Q4_1": 5,
     "Q4_K": 4.5, "Q5_0": 5.5, "Q5_1": 6, "Q5_K": 5.5, "Q6_K": 6.5625, "Q8_0": 8.5,
 }  # fmt: skip
-SOME = ("Q2_K", "Q4_0", "Q6_K", "IQ2_XXS", "IQ3_S", "IQ4_XS")  # of each kind of block
+WEIGHT = drawn(8, 512)
 
 
-def weight(rows=8, columns=512, seed=0):
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
-
-
-def stats(columns=512, loudest=0):
+def stats(loudest=0):
     """Inputs of which every 32nd from `loudest` on is 10 times as large as the others."""
-    squares = torch.ones(columns)
+    squares = torch.ones(512)
     squares[loudest::32] = 100.0
-    return CalibStats(torch.diag(squares), squares.sqrt(), 1)
+    return stats_of(torch.diag(squares))
 
 
-def packed(kind, w=None, prepared=None):
-    name = "ggml" if prepared is None else "ggml_imatrix"
-    method = make_method(name, type=kind)
+def packed(kind, prepared=None):
+    method = make_method("ggml" if prepared is None else "ggml_imatrix", type=kind)
     more = () if prepared is None else (method.prepare(prepared),)
-    return PackedBlocks.pack(method.quantize(weight() if w is None else w, 4, 32, *more))
+    return PackedBlocks.pack(method.quantize(WEIGHT, 4, 32, *more))
 
 
-@here
-@pytest.mark.parametrize("kind", SOME)
+@here  # each kind of block
+@pytest.mark.parametrize("kind", ["Q2_K", "Q4_0", "Q6_K", "IQ2_XXS", "IQ3_S", "IQ4_XS"])
 def test_a_type_stores_its_bits_and_comes_near(kind):
-    found = packed(kind, prepared=stats())
-    assert (found.type, found.bits_per_weight) == (kind, BITS[kind])
-    theirs = gguf.quants.dequantize(found.blocks.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(found.dequantize(), torch.from_numpy(theirs))
+    ours = packed(kind, stats())
+    assert (ours.type, ours.bits_per_weight) == (kind, BITS[kind])
+    theirs = gguf.quants.dequantize(ours.blocks.numpy(), gguf.GGMLQuantizationType[kind])
+    assert torch.equal(ours.dequantize(), torch.from_numpy(theirs))
     # The least that b bits of a normal variable can err by is 4^-b of its square.
-    error = (found.dequantize() - weight()).norm() ** 2 / weight().norm() ** 2
+    error = (ours.dequantize() - WEIGHT).norm() ** 2 / WEIGHT.norm() ** 2
     assert 4.0 ** -BITS[kind] < error < 8 * 4.0 ** -BITS[kind]
 
 
@@ -74,33 +69,25 @@ def test_sizes_follow_from_shapes_without_the_library():
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])
 def test_blocks_are_those_of_ggufs_own_quantizer(kind):
     """Of the types without a search, gguf has a second one, in NumPy."""
-    theirs = gguf.quants.quantize(weight().numpy(), gguf.GGMLQuantizationType[kind])
+    theirs = gguf.quants.quantize(WEIGHT.numpy(), gguf.GGMLQuantizationType[kind])
     assert torch.equal(packed(kind).blocks, torch.from_numpy(theirs))
 
 
 @here
 @pytest.mark.parametrize("kind", ["Q2_K", "Q4_0", "IQ4_NL"])
 def test_importance_moves_the_error_to_columns_that_matter_less(kind):
-    errors = []
-    for loudest in (0, 16):
-        found = packed(kind, prepared=stats(loudest=loudest)).dequantize() - weight()
-        errors.append(found.square().sum(0))
+    both = [stats(loudest) for loudest in (0, 16)]
+    errors = [(packed(kind, each).dequantize() - WEIGHT).square().sum(0) for each in both]
     for at, other in ((0, 1), (1, 0)):
-        h = stats(loudest=16 * at).hessian.diagonal()
+        h = both[at].hessian.diagonal()
         assert h @ errors[at] < 0.9 * (h @ errors[other])
 
 
 @here
-def test_threads_and_widths_of_a_row_change_nothing():
-    w, method = weight(700), make_method("ggml", type="Q3_K")
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = method.quantize(w, 3, 16).blocks
-        torch.set_num_threads(3)
-        assert torch.equal(method.quantize(w, 8, -1).blocks, one)
-    finally:
-        torch.set_num_threads(before)
+def test_threads_and_widths_of_a_row_change_nothing(on_threads):
+    w, method = drawn(700, 512), make_method("ggml", type="Q3_K")
+    alone = on_threads(1, lambda: method.quantize(w, 3, 16).blocks)
+    assert torch.equal(on_threads(3, lambda: method.quantize(w, 8, -1).blocks), alone)
 
 
 @here
@@ -125,14 +112,12 @@ def small_llama():
 @here
 def test_a_model_has_the_type_where_it_fits_and_says_where_not(tmp_path):
     calibration = torch.randint(0, 260, (2, 16), generator=torch.Generator().manual_seed(0))
-    model = small_llama()
-    chosen = widths(kinds(model.config), 2, 16)
-    method = make_method("ggml_imatrix", type="Q2_K", fallback=True)
-    found = quantize_model(model, method, chosen, calibration)
-    kept = {layer.name.rpartition(".")[2]: layer.format for layer in found}
+    model, method = small_llama(), make_method("ggml_imatrix", type="Q2_K", fallback=True)
+    layers = quantize_model(model, method, uniform(model, 2, 16), calibration)
+    kept = {layer.name.rpartition(".")[2]: layer.format for layer in layers}
     assert kept.pop("down_proj") == "ggml Q2_K"
     assert set(kept.values()) == {"ggml Q4_0"}
-    size = ModelSize().measure(Subject(None, None, found, None, 16, RUN))
+    size = ModelSize().measure(Subject(None, None, layers, None, 16, RUN))
     assert size.facts["layout"] == ["ggml Q2_K", "ggml Q4_0"]
     assert sorted(set(size.facts["bits_by_layer"])) == [2.625, 4.5]
     assert not [name for name in size.values if "paper" in name or "bcq" in name]
@@ -148,21 +133,18 @@ def test_a_layer_that_the_type_does_not_divide_is_refused():
     with pytest.raises(LutlabError, match=r"no type of llama\.cpp's divides them; skip the layer"):
         make_method("ggml", type="Q2_K", fallback=True).type_for(48)
     for kind, other in FALLBACKS.items():
-        assert make_method("ggml_imatrix", type=kind, fallback=True).type_for(512 + 64) == (
-            kind if ggml.block_of(kind)[0] == 32 else other
-        )
+        expected = kind if ggml.block_of(kind)[0] == 32 else other
+        assert make_method("ggml_imatrix", type=kind, fallback=True).type_for(512 + 64) == expected
 
 
 def test_what_llama_cpp_refuses_is_refused():
     for kind in NEED_IMPORTANCE:
-        with pytest.raises(
-            LutlabError, match=f"{kind} with an importance matrix only.*ggml_imatrix"
-        ):
+        with pytest.raises(LutlabError, match=f"{kind} with an importance.*ggml_imatrix"):
             make_method("ggml", type=kind)
         make_method("ggml_imatrix", type=kind)
     with pytest.raises(LutlabError, match="did you mean 'Q4_K'"):
         make_method("ggml", type="q4_k")
-    bad = weight()
+    bad = drawn(8, 512)
     bad[1, 2] = float("nan")
     with pytest.raises(LutlabError, match="1 of 4096 weights are inf or nan"):
         make_method("ggml").quantize(bad, 4, 32)
@@ -174,22 +156,22 @@ def test_what_llama_cpp_refuses_is_refused():
 @here
 def test_a_scale_beyond_float16_is_refused():
     with pytest.raises(LutlabError, match="Q4_0 gave blocks with scales that are no numbers"):
-        make_method("ggml").quantize(1e7 * weight(), 4, 32)
+        make_method("ggml").quantize(1e7 * WEIGHT, 4, 32)
 
 
 def test_without_the_library_cells_are_not_run(command, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    said = "llama_cpp and gguf not installed: pip install llama-cpp-python gguf"
-    with pytest.raises(LutlabError, match=said):
-        lutlab.quantize_tensor(weight(), "ggml")
-    asked = ("method=ggml", "method.type=Q4_K", "model=llama-embedded-m", "logger=none")
-    outcome = command(*asked, "evaluate=[ppl:wikitext2,model_size]", "mode=plan")
+    obstacle = "llama_cpp and gguf not installed: pip install llama-cpp-python gguf"
+    with pytest.raises(LutlabError, match=obstacle):
+        lutlab.quantize_tensor(WEIGHT, "ggml")
+    row = ("method=ggml", "method.type=Q4_K", "model=llama-embedded-m", "logger=none")
+    outcome = command(*row, "evaluate=[ppl:wikitext2,model_size]", "mode=plan")
     assert outcome.code == 0, outcome.err
-    assert f"not run: {said}" in outcome.out
+    assert f"not run: {obstacle}" in outcome.out
 
 
 @here
 def test_an_id_holds_the_library_that_decides_the_numbers():
     run = ModelRun(ModelSpec("m", "folder", "m"), "ggml", 4, 32)
-    found = cell_identity(Resolved(run, {}), EvalSpec("weight_error"))["libraries"]
-    assert found["llama_cpp_python"] == importlib.metadata.version("llama-cpp-python")
+    libraries = cell_identity(Resolved(run, {}), EvalSpec("weight_error"))["libraries"]
+    assert libraries["llama_cpp_python"] == importlib.metadata.version("llama-cpp-python")

@@ -1,9 +1,6 @@
 """A forgotten version is a failure here, unless the component's golden cell is the same to the last bit."""
 
-from __future__ import annotations
-
 import warnings
-from pathlib import Path
 
 import pytest
 
@@ -12,77 +9,70 @@ from tools import golden, lock
 from tools.lock import Lock, comparable, refusals, told
 
 HERE = {"machine": "x86_64", "torch": "2.13"}
-BEFORE = {
-    "made_with": HERE,
-    "components": {
-        "method/rtn": {"version": 1, "fingerprint": "aa", "golden": "11"},
-        "driver": {"version": 1, "fingerprint": "bb", "golden": "22"},
-        "kernel/k": {"version": 1, "fingerprint": "cc", "golden": None},
-    },
+COMPONENTS = {
+    "method/rtn": {"version": 1, "fingerprint": "aa", "golden": "11"},
+    "driver": {"version": 1, "fingerprint": "bb", "golden": "22"},
+    "kernel/k": {"version": 1, "fingerprint": "cc", "golden": None},
 }
 
 
 def after(made_with: dict[str, str] = HERE, **changes: dict) -> Lock:
-    """BEFORE with fields of components changed; method and kernel for short."""
-    names = {"method": "method/rtn", "driver": "driver", "kernel": "kernel/k"}
-    kept = BEFORE["components"]
-    changed = {names[short]: kept[names[short]] | fields for short, fields in changes.items()}
-    return {"made_with": made_with, "components": kept | changed}
+    """A lock with changed fields of its components, by the beginnings of their names."""
+    changed = {n: known | changes.get(n.partition("/")[0], {}) for n, known in COMPONENTS.items()}
+    return {"made_with": made_with, "components": changed}
 
 
-def versions(of: Lock) -> dict[str, int]:
-    return {name: one["version"] for name, one in of["components"].items()}
+BEFORE = after()
+
+
+def fields(components: Lock, name: str) -> dict:
+    return {component: known[name] for component, known in components["components"].items()}
 
 
 @pytest.fixture(scope="module")
-def found() -> Lock:
-    """The components as they are."""
+def now() -> Lock:
     return lock.now()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sources.checkout() is None, reason="an installed package has no lock")
-def test_every_moved_source_is_answered_for(found: Lock) -> None:
+def test_every_moved_source_is_answered_for(now: Lock) -> None:
     kept = lock.read(lock.path())
-    wrong = refusals(kept, found)
+    wrong = refusals(kept, now)
     assert not wrong, f"\n{told(wrong)}\nCONTRIBUTING.md says how versions are raised and locked"
-    assert versions(kept) == versions(found), "run make lock"
-    if not comparable(kept, found):
-        warnings.warn(
-            f"golden cells were made with {kept['made_with']} and not compared, here is {found['made_with']}",
-            stacklevel=1,
-        )
+    assert fields(kept, "version") == fields(now, "version"), "run make lock"
+    if not comparable(kept, now):
+        origins = f"made with {kept['made_with']} and not compared, here is {now['made_with']}"
+        warnings.warn(f"golden cells were {origins}", stacklevel=1)
 
 
 @pytest.mark.slow
-def test_golden_cells_are_of_all_that_decides_accuracies(found: Lock) -> None:
-    without = {name for name, one in found["components"].items() if one["golden"] is None}
+def test_golden_cells_are_of_all_that_decides_accuracies(now: Lock) -> None:
+    golden = fields(now, "golden")
+    without = {name for name, cell in golden.items() if cell is None}
     kinds = {name.partition("/")[0] for name in without}
     assert kinds == {"kernel", "evaluator", "measure", "method"}
     assert {n for n in without if n.startswith("method/")} == {"method/ggml", "method/ggml_imatrix"}
     assert "evaluator/generation" in without
     assert {"evaluator/ppl", "evaluator/lambada", "evaluator/zero_shot"}.isdisjoint(without)
-    cells = [one["golden"] for one in found["components"].values() if one["golden"]]
+    cells = [*filter(None, golden.values())]
     assert len(set(cells)) > len(cells) / 2  # protocols that join alike have equal ones
 
 
-@pytest.mark.parametrize(
-    ("new", "refused"),
-    [
-        (after(), ""),
-        (after(method={"fingerprint": "ab"}), ""),
-        (after(method={"fingerprint": "ab", "golden": "12"}), "raise its version from 1 to 2"),
-        (after(method={"fingerprint": "ab", "golden": "12", "version": 2}), ""),
-        (after(method={"golden": "12"}), "what it rests on did"),
-        (after(method={"golden": "12"}, driver={"version": 2, "golden": "23"}), ""),
-        (after(method={"version": 0}), "versions only rise"),
-        (after(kernel={"fingerprint": "cd"}), "make lock UNCHANGED=kernel/k"),
-        (after(kernel={"fingerprint": "cd", "version": 2}), ""),
-        (after({}, method={"golden": "12"}), ""),
-        (after({}, method={"fingerprint": "ab", "golden": "12"}), "other libraries"),
-        (after({}, method={"fingerprint": "ab", "version": 2}), ""),
-    ],
-)
+@pytest.mark.parametrize(("new", "refused"), [
+    (after(), ""),
+    (after(method={"fingerprint": "ab"}), ""),
+    (after(method={"fingerprint": "ab", "golden": "12"}), "raise its version from 1 to 2"),
+    (after(method={"fingerprint": "ab", "golden": "12", "version": 2}), ""),
+    (after(method={"golden": "12"}), "what it rests on did"),
+    (after(method={"golden": "12"}, driver={"version": 2, "golden": "23"}), ""),
+    (after(method={"version": 0}), "versions only rise"),
+    (after(kernel={"fingerprint": "cd"}), "make lock UNCHANGED=kernel/k"),
+    (after(kernel={"fingerprint": "cd", "version": 2}), ""),
+    (after({}, method={"golden": "12"}), ""),
+    (after({}, method={"fingerprint": "ab", "golden": "12"}), "other libraries"),
+    (after({}, method={"fingerprint": "ab", "version": 2}), ""),
+])  # fmt: skip
 def test_what_is_refused(new: Lock, refused: str) -> None:
     reasons = refusals(BEFORE, new)
     assert len(reasons) == bool(refused)
@@ -95,16 +85,10 @@ def test_a_persons_word_counts_only_without_a_golden_cell() -> None:
     assert set(refusals(BEFORE, new, ["kernel/k", "method/rtn"])) == {"method/rtn"}
 
 
-def test_a_lock_is_read_as_written(tmp_path: Path) -> None:
-    file = tmp_path / "lock.json"
-    assert lock.read(file) == {"made_with": {}, "components": {}}
-    lock.write(file, BEFORE)
-    assert lock.read(file) == BEFORE
-
-
-def test_the_command_keeps_the_lock_where_it_refuses(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_the_command_keeps_the_lock_where_it_refuses(tmp_path, monkeypatch, capsys) -> None:
     file = tmp_path / "lock.json"
     monkeypatch.setattr(lock, "path", lambda: file)
+    assert lock.read(file) == {"made_with": {}, "components": {}}
     lock.write(file, BEFORE)
     monkeypatch.setattr(lock, "now", lambda: after(kernel={"fingerprint": "cd"}))
     assert lock.main([]) == 1

@@ -14,10 +14,8 @@ from lutlab.models.families import linear_layers, model_class
 from lutlab.modules import QuantLinear
 from lutlab.tuning.losses import Labelled, loss
 
-PAIRS = [
-    Pair(" ".join(f"w{(i * j) % 9}" for j in range(1 + i % 5)), f"w{i % 3}", i % 3)
-    for i in range(24)
-]
+TEXTS = [" ".join(f"w{(i * j) % 9}" for j in range(1 + i % 5)) for i in range(24)]
+PAIRS = [Pair(text, f"w{i % 3}", i % 3) for i, text in enumerate(TEXTS)]
 
 
 def classifier(kind="OPT"):
@@ -33,13 +31,10 @@ def samples(some=tuple(PAIRS)):
     return Labelled(encoded(word_tokenizer(), some, 64), torch.tensor([int(p.label) for p in some]))
 
 
-def tuned(model, method, trains="scales", labels=None, steps=30, **options):
-    given = samples()
-    tuning = lutlab.Tuning(steps, 3e-3, loss="labels", trains=trains, weight_decay=0.05)
-    labels = given.labels if labels is None else labels
-    return lutlab.quantize(
-        model, method, 2, 16, calibration=given.inputs, tuning=tuning, labels=labels, **options
-    )
+def tuned(model, method, trains="scales", **options):
+    tuning = lutlab.Tuning(30, 3e-3, loss="labels", trains=trains, weight_decay=0.05)
+    given = {"calibration": samples().inputs, "labels": samples().labels, "tuning": tuning}
+    return lutlab.quantize(model, method, 2, 16, **given | options)
 
 
 @torch.no_grad()
@@ -63,12 +58,10 @@ def test_scales_and_the_head_move_and_nothing_else():
     plain = lutlab.quantize(classifier(), "bcq", 2, 16)
     model = tuned(classifier(), "bcq")
     before, after = plain.state_dict(), model.state_dict()
-    moved = {
-        name.rpartition(".")[2] for name in before if not torch.equal(before[name], after[name])
-    }
-    assert moved == {"alpha", "weight"}
-    assert not torch.equal(before["score.weight"], after["score.weight"])
-    assert all(torch.equal(before[n], after[n]) for n in before if "planes" in n or "norm" in n)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name.rpartition(".")[2] for name in moved} == {"alpha", "weight"}
+    assert "score.weight" in moved
+    assert not any("planes" in name or "norm" in name for name in moved)
     assert loss_of(model) < loss_of(plain)
 
 
@@ -81,23 +74,14 @@ def test_full_fine_tuning_moves_every_parameter():
     assert not any(isinstance(module, QuantLinear) for _, module in linear_layers(model))
 
 
-@pytest.mark.parametrize(
-    ("labels", "said"),
-    [
-        (torch.tensor([0, 3, *[1] * 22]), r"1 of 24 labels are out of range, first 3.*0 to 2"),
-        (torch.tensor([-1] * 24), "first -1.*hidden labels"),
-        (torch.zeros(23, dtype=torch.int64), r"\[23\] beside 24 texts"),
-        (torch.zeros(24), "torch.float32"),
-    ],
-)
-def test_labels_that_the_head_does_not_have_are_refused(labels, said):
-    with pytest.raises(LutlabError, match=said):
-        tuned(classifier(), "bcq", labels=labels)
-
-
-def test_a_classifier_is_tuned_with_labels_and_full_fine_tuning_without_a_method():
-    given, tuning = samples(), lutlab.Tuning(3, trains="scales")
-    with pytest.raises(LutlabError, match="tuned on labelled texts"):
-        lutlab.quantize(classifier(), "bcq", 2, 16, calibration=given.inputs, tuning=tuning)
-    with pytest.raises(LutlabError, match=r"labels are what tuning.*lutlab\.Tuning"):
-        lutlab.quantize(classifier(), "bcq", 2, 16, calibration=given.inputs, labels=given.labels)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"labels": torch.tensor([0, 3, *[1] * 22])}, r"1 of 24 labels are out of range, first 3.*0 to 2"),
+    ({"labels": torch.tensor([-1] * 24)}, "first -1.*hidden labels"),
+    ({"labels": torch.zeros(23, dtype=torch.int64)}, r"\[23\] beside 24 texts"),
+    ({"labels": torch.zeros(24)}, "torch.float32"),
+    ({"labels": None, "tuning": lutlab.Tuning(3, trains="scales")}, "tuned on labelled texts"),
+    ({"tuning": None}, r"labels are what tuning.*lutlab\.Tuning"),
+])  # fmt: skip
+def test_labels_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(LutlabError, match=message):
+        tuned(classifier(), "bcq", **options)

@@ -1,72 +1,51 @@
 """The training loop: a killed run ends byte for byte as another, the best state stays, what diverges is stopped."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
+from tests.tuning.tuned import Killed, kill_after
 from torch import nn
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.progress import heard
 from lutlab.base.specs import Tuning
 from lutlab.compress.kept_blocks import TuningStore
-from lutlab.tuning import loop
 from lutlab.tuning.loop import Progress, fit
 
 PACE = Tuning(steps=12, learning_rate=0.1, weight_decay=0.01, batch=3, seed=5)
 
 
-class Killed(Exception):
-    """The process ends."""
-
-
-def kill_after(steps: int):
-    """A listener that ends the run after so many steps of this process."""
-    count = itertools.count(1)
-
-    def listener(stage: object) -> None:
-        if isinstance(stage, Progress) and next(count) == steps:
-            raise Killed
-
-    return listener
-
-
 class Toy:
     """Two parameters that learn targets, with noise that the loss itself draws."""
 
-    def __init__(self, broken_at: int = -1) -> None:
+    def __init__(self, broken_at=-1):
         self.parameters = {"a.x": nn.Parameter(torch.zeros(4)), "b": nn.Parameter(torch.ones(2, 4))}
         self.targets = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
         self.broken_at, self.seen = broken_at, []
 
-    def loss(self, indices: torch.Tensor) -> torch.Tensor:
+    def loss(self, indices):
         self.seen.append(indices.tolist())
+        a, b = self.parameters.values()
         noise = 0.01 * torch.rand(4)
-        found = self.parameters["a.x"] * self.parameters["b"].sum(0) + noise
-        error = (found - self.targets[indices]).square().mean()
+        error = (a * b.sum(0) + noise - self.targets[indices]).square().mean()
         return error * (torch.nan if len(self.seen) == self.broken_at else 1.0)
 
-    def judged(self) -> float:
+    def judged(self):
         a, b = self.parameters.values()
         return (a * b.sum(0) - self.targets[0]).square().mean().item()
 
-    def fit(self, **options) -> dict:
+    def fit(self, **options):
         held_out = options.pop("held_out", self.judged)
         return fit("toy", self.parameters, self.loss, 7, PACE, held_out=held_out, **options)
 
-    def state(self) -> list[list[float]]:
-        return [one.detach().flatten().tolist() for one in self.parameters.values()]
+    def state(self):
+        return [values.detach().flatten().tolist() for values in self.parameters.values()]
 
 
 @pytest.mark.parametrize("judges", [True, False])
-def test_a_killed_run_ends_byte_for_byte_as_another(judges, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(loop, "_KEEP_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "_KEEP_SHARE", float("inf"))
-    more = {} if judges else {"held_out": None}
-    whole = Toy()
+def test_a_killed_run_ends_byte_for_byte_as_another(judges, tmp_path, kept_at_every_step):
+    more, whole = {} if judges else {"held_out": None}, Toy()
     curve = whole.fit(**more)
     for steps in (1, 5):
         store = TuningStore(tmp_path / f"{steps}")
@@ -86,7 +65,7 @@ def test_a_killed_run_ends_byte_for_byte_as_another(judges, tmp_path: Path, monk
 def test_every_sample_is_read_before_one_is_read_again():
     toy = Toy()
     toy.fit()
-    order = [one for batch in toy.seen for one in batch]
+    order = [*itertools.chain(*toy.seen)]
     assert sorted(order[:7]) == sorted(order[7:14]) == [*range(7)] != order[:7]
     assert order[:7] != order[7:14]
 
@@ -102,22 +81,22 @@ def test_the_best_stays_and_what_diverges_says_so(caplog):
     blind = Toy(broken_at=9)
     assert blind.fit(held_out=None)["kept_step"] == 0
     assert blind.state() == Toy().state()
-    assert not any(one.requires_grad and one.grad is not None for one in blind.parameters.values())
-    worse = Toy()
-    values = itertools.count()
+    assert not any(p.requires_grad and p.grad is not None for p in blind.parameters.values())
+    worse, values = Toy(), itertools.count()
     assert worse.fit(held_out=lambda: float(next(values)))["kept_step"] == 0
     assert worse.state() == Toy().state()
     assert "no step lowered the held-out loss" in caplog.text
 
 
-def test_what_is_broken_from_the_beginning_is_refused():
-    with pytest.raises(LutlabError, match="inf before the first step"):
-        Toy().fit(held_out=lambda: torch.inf)
-    with pytest.raises(LutlabError, match="nan at step 1"):
-        Toy(broken_at=1).fit(held_out=None)
+@pytest.mark.parametrize(("broken_at", "held_out", "message"), [
+    (-1, lambda: torch.inf, "inf before the first step"), (-1, lambda: torch.nan, "nan before the first step"),
+    (1, None, "nan at step 1"),
+])  # fmt: skip
+def test_what_is_broken_from_the_beginning_is_refused(broken_at, held_out, message):
+    with pytest.raises(LutlabError, match=message):
+        Toy(broken_at).fit(held_out=held_out)
 
 
 def test_a_line_of_progress():
-    assert f"{Progress('scales', 120, 400, 3.2149, 130.0)}" == (
-        "tuning scales 120/400, loss 3.215, 2 min left"
-    )
+    line = f"{Progress('scales', 120, 400, 3.2149, 130.0)}"
+    assert line == "tuning scales 120/400, loss 3.215, 2 min left"

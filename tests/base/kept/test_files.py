@@ -8,20 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lutlab.base.kept.files import (
-    Damaged,
-    draft_beside,
-    remove_leftovers,
-    sealed,
-    set_aside,
-    sha256_of,
-    unsealed,
-    write_atomically,
-)
+from lutlab.base.kept import files
+from lutlab.base.kept.files import Damaged, remove_leftovers, sealed, unsealed
 
 
 def test_only_old_leftovers_are_removed(tmp_path):
-    kept = [write_atomically(tmp_path / "table.md", b"x"), tmp_path / ".hidden"]
+    kept = [files.write_atomically(tmp_path / "table.md", b"x"), tmp_path / ".hidden"]
     kept += [tmp_path / f".table.md.{uuid.uuid4().hex}"]  # of a writer at work
     old = tmp_path / f".figure.svg.{uuid.uuid4().hex}"
     for path in [*kept[1:], old]:
@@ -40,7 +32,7 @@ def test_a_draft_is_gone_and_takes_older_ones_of_its_name_with_it(tmp_path):
         path.mkdir()
         (path / "config.json").write_text("half")
         os.utime(path, (0, 0))
-    with draft_beside(tmp_path / "model") as draft:
+    with files.draft_beside(tmp_path / "model") as draft:
         assert not killed.exists()
         assert draft.stat().st_mode & 0o777 == 0o700
     assert list(tmp_path.iterdir()) == [others]
@@ -49,11 +41,9 @@ def test_a_draft_is_gone_and_takes_older_ones_of_its_name_with_it(tmp_path):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=6,
-)
+)  # fmt: skip
 
 
 @given(JSON, st.text(max_size=5), st.data())
@@ -72,17 +62,16 @@ def test_every_damage_of_a_sealed_value_is_noticed(value, name, data):
 
 def test_sha256_is_that_of_the_bytes(tmp_path):
     (tmp_path / "abc").write_bytes(b"abc")
-    assert sha256_of(tmp_path / "abc").startswith("ba7816bf8f01cfea")  # FIPS 180-2, appendix B.1
+    assert files.sha256_of(tmp_path / "abc").startswith(
+        "ba7816bf8f01cfea"
+    )  # FIPS 180-2, appendix B.1
 
 
 def test_what_is_set_aside_stays(tmp_path):
     file = tmp_path / "file.json"
     for text in ("first", "second", "third"):
         file.write_text(text)
-        set_aside(file)
+        files.set_aside(file)
     kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert kept == {
-        "file.json.damaged": "first",
-        "file.json.damaged-2": "second",
-        "file.json.damaged-3": "third",
-    }
+    names = ("file.json.damaged", "file.json.damaged-2", "file.json.damaged-3")
+    assert kept == dict(zip(names, ("first", "second", "third"), strict=True))

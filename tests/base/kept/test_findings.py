@@ -1,11 +1,12 @@
 """Findings are given back as they were written, a damaged file counts as none, and writers at once lose nothing."""
 
+import itertools
 import stat
 import threading
 
 import pytest
+from tests.base.refusals import refused
 
-from lutlab.base.errors import LutlabError
 from lutlab.base.kept import findings
 from lutlab.base.kept.findings import known, recall
 
@@ -26,16 +27,13 @@ def in_place_of(path):
     path.mkdir()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda path: path.write_text("{}"),
-        lambda path: path.write_bytes(path.read_bytes().replace(b"1", b"2")),
-        lambda path: path.write_bytes(b"\xff"),
-        lambda path: path.with_name("other.sealed").rename(path),
-        in_place_of,
-    ],
-)
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_text("{}"),
+    lambda path: path.write_bytes(path.read_bytes().replace(b"1", b"2")),
+    lambda path: path.write_bytes(b"\xff"),
+    lambda path: path.with_name("other.sealed").rename(path),
+    in_place_of,
+])  # fmt: skip
 def test_a_damaged_file_is_set_aside_and_counts_as_none(tmp_path, caplog, damage):
     path = tmp_path / "findings.sealed"
     for file in (path, tmp_path / "other.sealed"):
@@ -56,19 +54,14 @@ def test_writers_at_once_lose_nothing(tmp_path):
         threading.Thread(target=findings.keep, args=(path, lambda n=n: kept(path) | {str(n): n}))
         for n in range(12)
     ]
-    for each in writers:
-        each.start()
-    for each in writers:
-        each.join()
+    for act in (threading.Thread.start, threading.Thread.join):
+        for writer in writers:
+            act(writer)
     assert sorted(kept(path).values()) == list(range(12))
 
 
 def test_a_folder_that_lacks_is_said(tmp_path):
-    with pytest.raises(LutlabError, match=r"cannot write .*findings.sealed.*LUTLAB_CACHE"):
-        findings.keep(tmp_path / "none" / "findings.sealed", dict)
-
-
-# ---- what was found out once ----
+    refused("cannot write .*none/x.*LUTLAB_CACHE", findings.keep, tmp_path / "none" / "x", dict)
 
 
 def test_found_once_for_the_same_and_again_for_another(cache):
@@ -80,17 +73,19 @@ def test_found_once_for_the_same_and_again_for_another(cache):
     assert modes == {0o600}
 
 
-@pytest.mark.parametrize("harm", ["changed", "of another key", "writable by others"])
+def replaced(path):
+    """By the file of another key."""
+    known("answer", [2], lambda: 43)
+    path.write_bytes(next(p for p in path.parent.iterdir() if p != path).read_bytes())
+
+
+@pytest.mark.parametrize("harm", [
+    lambda path: path.write_bytes(path.read_bytes().replace(b"42", b"43")), replaced, lambda path: path.chmod(0o666),
+], ids=["changed", "of another key", "writable by others"])  # fmt: skip
 def test_a_file_that_is_not_as_it_was_written_is_set_aside(cache, caplog, harm):
     known("answer", [1], lambda: 42)
     (path,) = cache.iterdir()
-    if harm == "changed":
-        path.write_bytes(path.read_bytes().replace(b"42", b"43"))
-    if harm == "of another key":
-        known("answer", [2], lambda: 43)
-        path.write_bytes(next(p for p in cache.iterdir() if p != path).read_bytes())
-    if harm == "writable by others":
-        path.chmod(0o666)
+    harm(path)
     assert known("answer", [1], lambda: 44) == 44
     assert "is damaged" in caplog.text
     assert known("answer", [1], lambda: pytest.fail("known")) == 44
@@ -98,11 +93,10 @@ def test_a_file_that_is_not_as_it_was_written_is_set_aside(cache, caplog, harm):
 
 def test_found_once_for_the_same_bytes(tmp_path, monkeypatch):
     monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
-    calls = []
+    count = itertools.count(1)
 
     def find():
-        calls.append(1)
-        return {"é\udc80": ["a", len(calls)]}
+        return {"é\udc80": ["a", next(count)]}
 
     first = recall("words", [b"ab", b"c"], find)
     assert recall("words", [b"ab", b"c"], find) == first == {"é\udc80": ["a", 1]}

@@ -1,7 +1,5 @@
 """Seconds of a plan: medians of this machine's records, else a rate of its kind of work, else unknown."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -26,7 +24,7 @@ NOTHING = History({}, {})
 
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(monkeypatch) -> None:
     """A model of 1e9 parameters on a machine of 100 GFlop/s."""
     monkeypatch.setattr(cost, "_matmul_rate", lambda device, dtype: 1e11)
     monkeypatch.setattr(cost, "shape_of", lambda spec: SHAPE)

@@ -3,9 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.base.refusals import refused
 from tests.experiment.row.composing import settings
 
-from lutlab.base.errors import LutlabError
+from lutlab.experiment.plan import free
 from lutlab.experiment.plan.free import labels_of, row_key, sweep_name, varied
 from lutlab.experiment.row import mistakes
 from lutlab.experiment.row.row import row_keys
@@ -13,76 +14,55 @@ from lutlab.experiment.row.run import run_of
 
 
 def rows(*lines: str):
-    found = [settings(*line.split()) for line in lines]
-    return [(run_of(one), one) for one in found]
+    composed = [settings(*line.split()) for line in lines]
+    return [(run_of(row), row) for row in composed]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "axis"),
-    [
-        ("seed=1", "seed=2", "seed"),
-        ("method=gptq calibration.samples=2", "method=gptq calibration.samples=3", "calibration.samples"),
-        ("dtype=float32", "dtype=bfloat16", "dtype"),
-        ("method=bcq method.offset=true", "method=bcq method.offset=false", "method.offset"),
-        ("sublayers.attention.q=3", "sublayers.attention.q=4 sublayers.attention.g=8", "sublayers.attention.q"),
-        ("skip=['*.0.*']", "skip=[]", "skip"),
-        ("threads=1", "threads=2", "threads"),
-        ("model=folder model.id=a/m", "model=folder model.id=b/m", "model.id"),
-        ("evaluator.ppl.loss_dtype=float16", "evaluator.ppl.loss_dtype=float32", "evaluator.ppl.loss_dtype"),
-        ("model=product model.id=8x8 kernel=optq", "model=product model.id=8x8", "kernel"),
-    ],
-)  # fmt: skip
-def test_what_differs_names_the_row(one, other, axis):
-    both = labels_of(rows(one, other))
+@pytest.mark.parametrize(("first", "second", "axis"), [
+    ("seed=1", "seed=2", "seed"),
+    ("method=gptq calibration.samples=2", "method=gptq calibration.samples=3", "calibration.samples"),
+    ("dtype=float32", "dtype=bfloat16", "dtype"),
+    ("method=bcq method.offset=true", "method=bcq method.offset=false", "method.offset"),
+    ("sublayers.attention.q=3", "sublayers.attention.q=4 sublayers.attention.g=8", "sublayers.attention.q"),
+    ("skip=['*.0.*']", "skip=[]", "skip"),
+    ("threads=1", "threads=2", "threads"),
+    ("model=folder model.id=a/m", "model=folder model.id=b/m", "model.id"),
+    ("evaluator.ppl.loss_dtype=float16", "evaluator.ppl.loss_dtype=float32", "evaluator.ppl.loss_dtype"),
+    ("model=product model.id=8x8 kernel=optq", "model=product model.id=8x8", "kernel"),
+])  # fmt: skip
+def test_what_differs_names_the_row(first, second, axis):
+    both = labels_of(rows(first, second))
     assert axis in both[0]
     assert row_key(both[0]) != row_key(both[1])
-    assert list(labels_of(rows(one))[0]) == ["Model", "Method", "q", "g"]
+    assert list(labels_of(rows(first))[0]) == ["Model", "Method", "q", "g"]
 
 
 def test_what_one_method_has_and_another_has_not_is_no_difference():
-    found = labels_of(
-        rows("method=rtn", "method=bcq", "method=none", "method=bcq method.offset=true")
-    )
-    assert list(found[0]) == ["Model", "Method", "q", "g", "method.offset"]
-    assert [one["method.offset"] for one in found] == ["", "false", "", "true"]
-    (alone,) = labels_of(rows("method=bcq method.offset=true"))
+    offset = "method=bcq method.offset=true"
+    labels = labels_of(rows("method=rtn", "method=bcq", "method=none", offset))
+    assert list(labels[0]) == ["Model", "Method", "q", "g", "method.offset"]
+    assert [row["method.offset"] for row in labels] == ["", "false", "", "true"]
+    (alone,) = labels_of(rows(offset))
     assert alone["Method"] == "bcq(offset=true)"
 
 
 def test_a_sweep_is_named_by_its_axes_and_its_id():
-    some = rows("method=none", "q=2", "q=3")
-    assert sweep_name(some, "0123456789") == "q-01234567"
+    assert sweep_name(rows("method=none", "q=2", "q=3"), "0123456789") == "q-01234567"
     assert sweep_name(rows("q=3 g=64"), "0123456789") == "rtn-3-64-01234567"
     assert settings("name=mine").name == "mine"
     for odd in ("'../mine'", "a" * 101, "-a"):
-        with pytest.raises(LutlabError, match="as it names a folder"):
-            settings(f"name={odd}")
+        refused("as it names a folder", settings, f"name={odd}")
 
 
-ROW = st.fixed_dictionaries(
-    {"model": st.sampled_from("ab"), "method": st.sampled_from("xy"), "q": st.integers(2, 3)},
-    optional={"seed": st.integers(0, 1)},
-)
+ALWAYS = {"model": st.sampled_from("ab"), "method": st.sampled_from("xy"), "q": st.integers(2, 3)}
+ROW = st.fixed_dictionaries(ALWAYS, optional={"seed": st.integers(0, 1)})
 
 
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {
-                "model": st.sampled_from("ab"),
-                "method": st.sampled_from("xy"),
-                "q": st.integers(2, 3),
-            },
-            optional={"seed": st.integers(0, 1)},
-        ),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_rows_that_are_alike_in_what_varies_are_alike(found):
-    shown = varied(found)
-    named = {tuple(row.get(name) for name in ("method", *shown)) for row in found}
-    assert len(named) == len({tuple(sorted(row.items(), key=str)) for row in found})
+@given(st.lists(ROW, min_size=1, max_size=5))
+def test_rows_that_are_alike_in_what_varies_are_alike(rows):
+    shown = varied(rows)
+    named = {tuple(row.get(name) for name in ("method", *shown)) for row in rows}
+    assert len(named) == len({tuple(sorted(row.items(), key=str)) for row in rows})
 
 
 TUNED, BLOCKS = "method=gptq_bcq tuning.trains=scales tuning.steps=1", "tuning.block_steps=1"
@@ -131,13 +111,24 @@ def test_a_swept_key_makes_rows_with_names_of_their_own(key, monkeypatch):
     monkeypatch.setattr("lutlab.experiment.row.run.device_named", str)  # no GPU need be here
     beside, *values = SWEPT[key]
     lines = [mistakes.read([*beside.split(), f"{key}={value}"]) for value in values]
-    both = [settings(*line) for line in lines]
-    labels = labels_of([(run_of(row), row) for row in both])
+    labels = labels_of([(run_of(row), row) for row in (settings(*line) for line in lines)])
     assert row_key(labels[0]) != row_key(labels[1])
 
 
 @pytest.mark.parametrize("key", sorted({*row_keys()} - SWEPT.keys() - OTHERS))
 def test_a_key_of_the_whole_call_is_not_swept(key):
     for values in ("1,8", "a,b", "true,false", "run,plan", "none,offline", "embedded,hub"):
-        with pytest.raises(LutlabError, match=key.replace(".", r"\.")):
-            mistakes.read([f"{key}={values}"])
+        refused(key.replace(".", r"\."), mistakes.read, [f"{key}={values}"])
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[1]", b"[" * 100_000, b"\xff", None])
+def test_a_damaged_mark_is_named_and_set_aside(damage, tmp_path, caplog):
+    mark = tmp_path / free.MARK
+    assert free._marked(mark) is None
+    mark.mkdir() if damage is None else mark.write_bytes(damage)
+    assert free._marked(mark) is None
+    (line,) = caplog.messages
+    assert "sweep.json is damaged" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.json.damaged"]
+    free.mark(tmp_path, (), "python run.py q=3")
+    assert free._marked(mark)[1] == "python run.py q=3"

@@ -1,79 +1,176 @@
-"""Which cells a plan leaves out, and why."""
+"""Which cells a plan leaves out, and why; a job is complete and travels unharmed: as JSON, and as one override."""
 
-from __future__ import annotations
-
+import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from tests.base.refusals import refused
 from tests.experiment.row.composing import settings
+from tests.test_architecture import RANK, SOURCE, module_of, room_of
 
 from lutlab.base.errors import LutlabError
+from lutlab.base.specs import ModelRun, TextSpec
 from lutlab.experiment.artifact.columns import ColumnSpec, free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
 from lutlab.experiment.plan import plan
+from lutlab.experiment.plan.plan import ComposedRow, job_from, job_of, override_of
 from lutlab.experiment.plan.resolve import Files
+from lutlab.experiment.run import worker
+from lutlab.experiment.store.store import Store
+
+PRODUCT = "model=product model.id=96x80"
+ENCODER = "model=bert-embedded-s"
+PPL, MASKED = "ppl.ppl:topics", "masked_lm.masked_loss:topics"
 
 
-def planned(tmp_path: Path, *overrides: str, **column: str) -> plan.PlannedCell:
-    columns = {"only": ColumnSpec(title="a", unit="b", **column)}
-    asked = settings(f"results='{tmp_path}'", *overrides)
-    row = plan.plan_row(plan.ComposedRow(ArtifactRow("", {}, []), asked), columns, Files())
-    return row.cells["only"]
+def planned(tmp_path, column: str, line: str = "", not_run: str = "") -> plan.PlannedCell:
+    """The cell of a column `<evaluator>.<metric>[:<text>]`."""
+    evaluator, metric = column.partition(":")[0].split(".")
+    spec = ColumnSpec(
+        title="a", unit="b", evaluator=evaluator, metric=metric, text=column.partition(":")[2] or None, not_run=not_run
+    )  # fmt: skip
+    row = settings(f"results='{tmp_path}'", *line.split())
+    row = plan.ComposedRow(ArtifactRow("", {}, []), row)
+    return plan.plan_row(row, {"only": spec}, Files()).cells["only"]
 
 
-def test_a_column_that_nobody_measures_says_why(tmp_path: Path) -> None:
-    column = {"evaluator": "latency", "metric": "latency_2gpu_ms"}
-    cell = planned(tmp_path, not_run="needs 2 GPUs", **column)
+@pytest.mark.parametrize(("column", "line", "missing"), [
+    ("latency.latency_2gpu_ms", "", "needs 2 GPUs that share the model, here 0"),
+    ("latency.latency_1gpu_ms", "", "no CUDA device"),
+    ("model_size.ratio", "", ""),
+    ("model_size.ratio", PRODUCT, "a product is none"),
+    ("kernel_latency.latency_us", PRODUCT, ""),
+    ("kernel_latency.latency_us", "", "not of a model"),
+    (PPL, "", ""),
+    (PPL, ENCODER, "of models for causal_lm"),
+    (MASKED, ENCODER, ""),
+    (MASKED, "", "of models for masked_lm"),
+])  # fmt: skip
+def test_a_column_that_nobody_measures_says_why(tmp_path, column, line, missing) -> None:
+    reason = planned(tmp_path, column, line).missing
+    assert missing in reason
+    assert bool(missing) == bool(reason)
+
+
+def test_the_reason_of_a_table_stands(tmp_path) -> None:
+    cell = planned(tmp_path, "latency.latency_2gpu_ms", not_run="needs 2 GPUs")
     assert (cell.missing, cell.cell_id) == ("needs 2 GPUs", None)
-    few = "needs 2 GPUs that share the model, here 0"
-    assert planned(tmp_path, **column).missing == few
-    column["metric"] = "latency_1gpu_ms"
-    assert "no CUDA device" in planned(tmp_path, **column).missing
-
-
-def test_models_and_products_have_evaluators_of_their_own(tmp_path: Path) -> None:
-    product = ["model=product", "model.id=96x80"]
-    size = {"evaluator": "model_size", "metric": "ratio"}
-    speed = {"evaluator": "kernel_latency", "metric": "latency_us"}
-    assert planned(tmp_path, **size).missing == ""
-    assert "a product is none" in planned(tmp_path, *product, **size).missing
-    assert planned(tmp_path, *product, **speed).missing == ""
-    assert "not of a model" in planned(tmp_path, **speed).missing
 
 
 def test_what_an_evaluator_is_told_names_its_cells_and_its_own_defaults_do_not(tmp_path) -> None:
-    product = ["model=product", "model.id=96x80"]
-    speed = {"evaluator": "kernel_latency", "metric": "latency_us"}
-    key = "evaluator.kernel_latency"
+    key = "evaluator.kernel_latency.weights"
     plain, cold, resident, other = (
-        planned(tmp_path, *product, *more, **speed)
-        for more in ([], [f"{key}.weights=cold"], [f"{key}.weights=resident"], ["evaluator.generation.tokens=4"])
-    )  # fmt: skip
+        planned(tmp_path, "kernel_latency.latency_us", f"{PRODUCT} {more}")
+        for more in ("", f"{key}=cold", f"{key}=resident", "evaluator.generation.tokens=4")
+    )
     assert plain == cold == other
     assert resident.evaluation.options == (("weights", "resident"),)
     assert resident.cell_id != plain.cell_id
 
 
-def test_an_unknown_evaluator_is_a_mistake() -> None:
-    with pytest.raises(LutlabError, match="did you mean 'latency'"):
-        free_columns(["latencie"])
-    with pytest.raises(LutlabError, match=r"ppl has no metric 'bits': .*bits_per_byte"):
-        free_columns(["ppl.bits:topics"])
+def test_a_column_is_an_evaluator_a_metric_and_a_text() -> None:
     (key, column), *_ = free_columns(["ppl.bits_per_byte:topics"]).items()
-    assert (key, column.metric, column.text) == (
-        "ppl_bits_per_byte_topics",
-        "bits_per_byte",
-        "topics",
-    )
+    assert key == "ppl_bits_per_byte_topics"
+    assert (column.metric, column.text) == ("bits_per_byte", "topics")
+    refused(r"ppl has no metric 'bits': .*bits_per_byte", free_columns, ["ppl.bits:topics"])
     with pytest.raises(ValueError, match="did you mean 'latency'"):
         ColumnSpec(title="a", unit="b", evaluator="latencie", metric="x")
 
 
-def test_an_evaluator_measures_models_of_its_own_task(tmp_path: Path) -> None:
-    perplexity = {"evaluator": "ppl", "metric": "ppl", "text": "topics"}
-    masked = {"evaluator": "masked_lm", "metric": "masked_loss", "text": "topics"}
-    encoder = "model=bert-embedded-s"
-    assert planned(tmp_path, **perplexity).missing == ""
-    assert "of models for causal_lm" in planned(tmp_path, encoder, **perplexity).missing
-    assert planned(tmp_path, encoder, **masked).missing == ""
-    assert "of models for masked_lm" in planned(tmp_path, **masked).missing
+QUICK = "evaluate=[ppl:wikitext2,weight_error]"
+ODD = r"""it's "$HOME" ${q} \' \\ {a: [b], c=d} # é"""
+
+
+def composed(results: Path, *overrides: str) -> ComposedRow:
+    return ComposedRow(ArtifactRow("", {}, []), settings(f"results='{results}'", *overrides))
+
+
+def planned(row: ComposedRow):
+    return plan.plan_row(row, free_columns(row.row.evaluate), Files())
+
+
+def job(results: Path, *overrides: str):
+    row = planned(composed(results, *overrides))
+    return job_of(row, row.todo, row.composed.row.threads)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [QUICK, "method=rtn", "q=3", "skip=['*.fc1']", "sublayers.attention.q=2", "data.limit=4"],
+        [QUICK, "method=gptq", "threads=2", "stream=true"],
+        [QUICK, "method=bcq", "budget=4", "candidates.q=[2,3]"],
+        ["evaluate=[kernel_latency]", "model=product", "model.id=96x80+80x96x4", "kernel=r4",
+         "+knobs.warps=4", "evaluator.kernel_latency.weights=resident"],
+    ],
+    ids=["model", "calibrated", "budget", "product"],
+)  # fmt: skip
+def test_a_job_is_the_same_after_its_way(tmp_path: Path, overrides: list[str]) -> None:
+    made = dataclasses.replace(job(tmp_path, *overrides), results=Path(ODD))
+    (override,) = OverridesParser.create().parse_overrides([override_of(made)])
+    assert override.key_or_group == "job"
+    assert not override.is_sweep_override()
+    assert job_from(override.value()) == made
+
+
+def entered(call):
+    """The result of a call, the files that it entered, and how often one of a lower room called one above it."""
+    files, climbs = set(), 0
+
+    def note(frame, event, _):
+        nonlocal climbs
+        rooms = [room_of_file(at.f_code.co_filename) for at in (frame, frame.f_back) if at]
+        if event == "call" and rooms[0]:
+            files.add(frame.f_code.co_filename)
+            climbs += bool(rooms[-1]) and RANK[rooms[0]] > RANK[rooms[-1]]
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        result = call()
+    finally:
+        sys.setprofile(before)
+    return result, files, climbs
+
+
+def test_a_row_is_planned_in_ten_rooms_and_its_job_in_one_file(tmp_path: Path) -> None:
+    """Ids are computed from hashes, so that no text, model or checkpoint is opened on the way to the job."""
+    line = composed(tmp_path, "method=gptq", QUICK)
+    planned(line)  # what is read once a process
+    row, files, _ = entered(lambda: planned(line))
+    assert len(set(map(room_of_file, files))) <= 10
+    _, files, climbs = entered(lambda: job_of(row, row.todo, None))
+    assert len(files) <= 10
+    assert climbs == 0
+    assert {room_of_file(name) for name in files} & {"models", "checkpoint", "data"} <= {"data"}
+
+
+def room_of_file(name: str) -> str:
+    path = Path(name)
+    return room_of(module_of(path)) if path.is_relative_to(SOURCE) else ""
+
+
+def test_a_job_names_what_is_kept_and_with_which_texts(tmp_path: Path) -> None:
+    plain = job(tmp_path, QUICK, "method=rtn")
+    assert (plain.quantized, plain.inputs, plain.machine) == (None, None, None)
+    assert {bool(cell.text_sha256) for cell in plain.cells} == {True, False}
+    calibrated = job(tmp_path, QUICK, "method=gptq")
+    assert isinstance(calibrated.run, ModelRun)
+    assert calibrated.quantized.parent == tmp_path / "quantized"
+    assert calibrated.inputs.parent == tmp_path / "calibration"
+    assert calibrated.calibration_sha256
+
+
+def test_another_text_at_the_worker_is_refused() -> None:
+    with pytest.raises(LutlabError, match="another text here than where the run was planned"):
+        Files().planned_text(TextSpec("topics", "embedded"), "0" * 64)
+
+
+def test_a_speed_planned_for_another_machine_is_not_measured(tmp_path: Path) -> None:
+    here = job(tmp_path, "evaluate=[generation]")
+    worker.execute(dataclasses.replace(here, machine=here.machine | {"cpu": "another one"}))
+    record = Store(tmp_path).load(here.cells[0].cell_id)
+    assert record.status == "failed"
+    assert "measures the machine that it was planned on, cpu another one" in record.reason

@@ -6,6 +6,35 @@ from contextlib import contextmanager
 import pytest
 
 
+class Page:
+    """What a reader does with a page, by CSS selectors."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def all(self, selector):
+        return self.driver.find_elements("css selector", selector)
+
+    def first(self, selector):
+        return self.driver.find_element("css selector", selector)
+
+    def click(self, *selectors):
+        for selector in selectors:
+            self.first(selector).click()
+
+    def script(self, code):
+        return self.driver.execute_script(code)
+
+    def text(self, selector):
+        return self.script(f"return document.querySelector('{selector}').textContent")
+
+    def choose(self, **filters):
+        from selenium.webdriver.support.select import Select
+
+        for name, value in filters.items():
+            Select(self.first(f"#filter-{name}")).select_by_value(value)
+
+
 @contextmanager
 def opened(page, profile):
     """The browser with a page open; skips where there is none."""
@@ -21,20 +50,6 @@ def opened(page, profile):
     chrome = webdriver.Chrome(options, webdriver.ChromeService(driver))
     try:
         chrome.get(page.as_uri())
-        yield chrome
+        yield Page(chrome)
     finally:
         chrome.quit()
-
-
-def one(browser, selector):
-    return browser.find_element("css selector", selector)
-
-
-def text_of(browser, selector):
-    return browser.execute_script(f"return document.querySelector('{selector}').textContent")
-
-
-def choose(browser, name, value):
-    from selenium.webdriver.support.select import Select
-
-    Select(one(browser, f"#filter-{name}")).select_by_value(value)

@@ -1,62 +1,55 @@
-"""Files: each parsed back and compared with the table; the same table gives the same bytes."""
-
-from __future__ import annotations
+"""Files: each parsed back and compared with the table; the same table gives the same bytes. The terminal: fits."""
 
 import csv
-import dataclasses
 import io
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-from tests.experiment.report.example import example_table
+from rich.cells import cell_len
+from rich.console import Console
+from tests.experiment.report.example import Page, comparable, entries, example_table
 
-from lutlab.experiment.artifact.outcome import ResultTable
-from lutlab.experiment.report import write_report
+from lutlab.experiment.report import print_table, write_report
 from lutlab.experiment.report.latex import escape
-from lutlab.experiment.report.layout import Grid, Line, lay_out
+from lutlab.experiment.report.layout import break_lines, lay_out
 from lutlab.experiment.report.markdown import render_variants
 
-FILES = (
-    "table.md", "table.csv", "table.tex", "table.html", "figure.svg", "figure.png", "SHA256SUMS",
-)  # fmt: skip
+FILES = ["table.md", "table.csv", "table.tex", "table.html", "figure.svg", "figure.png"]
+FETCHING = ("src", "href", "xlink:href", "srcset", "data", "action")
+LAYOUT = lay_out(example_table())
+LINES = [line for block in LAYOUT.main.blocks for line in block.lines]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def written(tmp_path_factory):
     paths = write_report(example_table(), tmp_path_factory.mktemp("report") / "new" / "folder")
-    assert [path.name for path in paths] == list(FILES)
-    assert sorted(p.name for p in paths[0].parent.iterdir()) == sorted(FILES), "no partial files"
+    assert [path.name for path in paths] == [*FILES, "SHA256SUMS"]
+    assert {*paths[0].parent.iterdir()} == {*paths}, "no partial files"
     return {path.name: path.read_bytes() for path in paths}
 
 
-def test_twice_the_same_bytes(written: dict[str, bytes], tmp_path: Path) -> None:
+def test_twice_the_same_bytes(written, tmp_path):
     again = {path.name: path.read_bytes() for path in write_report(example_table(), tmp_path)}
     assert again == written
 
 
-def cells(grid: Grid) -> dict[tuple[str, str], list[str]]:
+def texts(grid):
     """(row, column) -> published and measured text, as they must appear."""
+    printed = {head.key: bool(head.paper) for head in grid.heads}
     return {
-        (line.key, head.key): ([entry.paper] if head.paper else []) + [entry.ours_text]
-        for block in grid.blocks
-        for line in block.lines
-        for head, entry in zip(grid.heads, line.entries, strict=True)
+        at: [entry.paper] * printed[at[1]] + [entry.ours_text]
+        for at, entry in entries(grid).items()
     }
 
 
-def texts(grid: Grid, line: Line) -> list[str]:
-    found = cells(grid)
-    return [text for head in grid.heads for text in found[line.key, head.key]]
+def row_texts(line):
+    return [text for at, own in texts(LAYOUT.main).items() if at[0] == line.key for text in own]
 
 
-# ---- CSV ----
-
-
-def test_csv_holds_every_cell_unrounded(written: dict[str, bytes]) -> None:
+def test_csv_holds_every_cell_unrounded(written):
     table = example_table()
     reader = csv.DictReader(io.StringIO(written["table.csv"].decode()))
     rows = {(row["row"], row["column"]): row for row in reader}
@@ -68,87 +61,66 @@ def test_csv_holds_every_cell_unrounded(written: dict[str, bytes]) -> None:
     assert len(rows) == len(table.rows) * len(table.columns)
     for row in table.rows:
         for key, cell in row.cells.items():
-            stored = rows[row.key, key]
-            assert stored["published"] == ("" if cell.published is None else str(cell.published))
-            assert stored["measured"] == ("" if cell.measured is None else str(cell.measured))
-            assert (stored["verdict"], stored["note"]) == (cell.verdict, cell.note)
-            assert stored["cell_id"] == (cell.cell_id or "")
-    assert (
-        rows["opt-30b-q4-g32", "ptb"]["labels"] == "Model=OPT-30B; q=4; g=32; Method=Uniform (RTN)"
-    )
-    assert rows["opt-30b-q4-g32", "ptb"]["stand_in"] == "True"
+            for field in ("published", "measured", "verdict", "note", "cell_id"):
+                value = getattr(cell, field)
+                assert rows[row.key, key][field] == ("" if value is None else str(value))
+    stored = rows["opt-30b-q4-g32", "ptb"]
+    assert stored["labels"] == "Model=OPT-30B; q=4; g=32; Method=Uniform (RTN)"
+    assert stored["stand_in"] == "True"
 
 
-# ---- Markdown ----
-
-
-def test_markdown_tables_hold_every_cell(written: dict[str, bytes]) -> None:
+def test_markdown_tables_hold_every_cell(written):
     text = written["table.md"].decode()
-    layout = lay_out(example_table())
     lines = [line for line in text.splitlines() if line.startswith("|")]
     rows = [[c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     main = rows[2 : 2 + len(example_table().rows)]
-    expected = [
-        [
-            *line.labels,
-            line.model,
-            *texts(layout.main, line),
-        ]
-        for block in layout.main.blocks
-        for line in block.lines
-    ]
-    assert main == expected
+    assert main == [[*line.labels, line.model, *row_texts(line)] for line in LINES]
     assert "Wiki2 (ppl) ours: pydocs/library" in rows[0]
     assert all(cell for row in rows for cell in row), "no blank cell"
     assert r"50% of rows \<_NaN_\> & {more}" in text
     assert "✗ ours 11 hold, 1 fails, 0 below noise — fails: OPT-66B q3: PTB" in text
 
 
-# ---- LaTeX ----
-
-
-def test_a_page_says_where_a_real_model_and_a_stand_in_differ() -> None:
+def test_a_page_says_where_a_real_model_and_a_stand_in_differ():
     table = example_table()
     first, second = table.claims
-    kept = dataclasses.replace(first, measured=(12, 12), failing=())
-    real = dataclasses.replace(table, scale="real", claims=(kept, second))
-    page = render_variants({"embedded": lay_out(table), "real": lay_out(real)}, (), {})
+    kept = replace(first, measured=(12, 12), failing=())
+    real = replace(table, scale="real", claims=(kept, second))
+    page = render_variants({"embedded": LAYOUT, "real": lay_out(real)}, (), {})
     assert "- ✓ on real, ✗ on embedded: A smaller group has lower perplexity" in page
     assert page.count(" on embedded: ") == 1  # nobody decides the second claim
-    same = render_variants({"embedded": lay_out(table), "real": lay_out(table)}, (), {})
+    same = render_variants({"embedded": LAYOUT, "real": LAYOUT}, (), {})
     assert "Believe" in page
     assert "Believe" not in same
 
 
-def test_latex_escapes_what_latex_reads() -> None:
-    assert escape(r"a_b & 50% #1 $x$ {y} ~ ^ \z <p>") == (
-        r"a\_b \& 50\% \#1 \$x\$ \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{}z "
-        r"\textless{}p\textgreater{}"
-    )
-    assert escape("1.2 † ≈ ² 漢") == (r"1.2 \dag{} $\approx$ \textsuperscript{2} {[}U+6F22]")
-    assert escape("[a] *b") == "{[}a] {*}b"
+@pytest.mark.parametrize(("text", "escaped"), [
+    (r"a_b & 50% #1 $x$ {y}", r"a\_b \& 50\% \#1 \$x\$ \{y\}"),
+    (r"~ ^ \z <p>", r"\textasciitilde{} \textasciicircum{} \textbackslash{}z \textless{}p\textgreater{}"),
+    ("1.2 † ≈ ² 漢", r"1.2 \dag{} $\approx$ \textsuperscript{2} {[}U+6F22]"),
+    ("[a] *b", "{[}a] {*}b"),
+])  # fmt: skip
+def test_latex_escapes_what_latex_reads(text, escaped):
+    assert escape(text) == escaped
 
 
-def test_latex_structure(written: dict[str, bytes]) -> None:
+def test_latex_structure(written):
     text = written["table.tex"].decode()
     assert text.isascii(), "pdflatex prints every character"
-    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
-    for rule in (r"\toprule", r"\bottomrule"):
-        assert text.count(rule) == 2
+    for part in (r"\begin{tabular}", r"\end{tabular}", r"\toprule", r"\bottomrule"):
+        assert text.count(part) == 2
     assert r"\texttt" not in text
     assert r"RuntimeError: 50\% of rows \textless{}\_NaN\_\textgreater{} \& \{more\}" in text
-    tabular = text[text.index(r"\begin{tabular}{") :]
-    columns = len(re.match(r"\\begin\{tabular\}\{([lr]+)\}", tabular).group(1))
-    layout = lay_out(example_table())
-    for block in layout.main.blocks:
-        for line in block.lines:
-            row = " & ".join(map(escape, [*line.labels[1:], *texts(layout.main, line)])) + r" \\"
-            assert row in text
-            assert row.count(" & ") == columns - 1
+    columns = len(re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)[1])
+    for line in LINES:
+        row = " & ".join(map(escape, [*line.labels[1:], *row_texts(line)])) + r" \\"
+        assert row in text
+        assert row.count(" & ") == columns - 1
 
 
-@pytest.mark.parametrize("how", ["alone", "input"])
-def test_latex_compiles(written: dict[str, bytes], tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("source", ["table", "paper"])
+def test_latex_compiles(written, tmp_path, source):
+    """Alone, and as the input of a paper."""
     compiler = shutil.which("pdflatex") or shutil.which("tectonic")
     if not compiler:
         pytest.skip("neither pdflatex nor tectonic is installed")
@@ -157,109 +129,100 @@ def test_latex_compiles(written: dict[str, bytes], tmp_path: Path, how: str) -> 
         "\\documentclass{article}\\usepackage{booktabs,amssymb,graphicx}\n"
         "\\begin{document}\\input{table.tex} after\\end{document}\n"
     )
-    source = "table.tex" if how == "alone" else "paper.tex"
     options = ["-interaction=nonstopmode", "-halt-on-error"] if "pdflatex" in compiler else []
-    done = subprocess.run(
-        [compiler, *options, source],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
+    line = [compiler, *options, f"{source}.tex"]
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    done = subprocess.run(line, cwd=tmp_path, timeout=120, **streams)
     assert done.returncode == 0, done.stdout[-2000:]
-    assert (tmp_path / source).with_suffix(".pdf").stat().st_size > 10_000
+    assert (tmp_path / f"{source}.pdf").stat().st_size > 10_000
 
 
-# ---- HTML ----
-
-
-class Page(HTMLParser):
-    """Cells by (row, column), all links, and whether tags are balanced."""
-
-    VOID = ("meta", "br", "link", "img", "use", "path")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells: dict[tuple[str, str], list[str]] = {}
-        self.fetched: list[str] = []
-        self.open: list[str] = []
-        self.text = ""
-        self._cell: list[str] | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        fetching = {"src", "href", "xlink:href", "srcset", "data", "action"}
-        self.fetched += [v for k, v in values.items() if k in fetching and not v.startswith("#")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-        if tag == "td":
-            self._cell = self.cells.setdefault((values["data-row"], values["data-column"]), [])
-            self._cell.append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.handle_endtag(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-        if tag == "td":
-            self._cell = None
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self._cell is not None:
-            self._cell[-1] += data
-
-
-def parse(html: bytes) -> Page:
-    page = Page()
-    page.feed(html.decode())
-    page.close()
-    assert page.open == []
-    return page
-
-
-def test_html_holds_every_cell_and_fetches_nothing(written: dict[str, bytes]) -> None:
-    page = parse(written["table.html"])
-    layout = lay_out(example_table())
-    expected = {
-        key: [t.replace(" ", "") for t in texts] for key, texts in cells(layout.main).items()
+def test_html_holds_every_cell_and_fetches_nothing(written):
+    text = written["table.html"].decode()
+    page = Page(text)
+    expected = texts(LAYOUT.main)
+    expected |= {at: own[:1] for at, own in texts(LAYOUT.reference).items()}
+    assert {at: [text.replace(" ", "") for text in own] for at, own in page.cells.items()} == {
+        at: [text.replace(" ", "") for text in own] for at, own in expected.items()
     }
-    expected |= {key: texts[:1] for key, texts in cells(layout.reference).items()}
-    assert {
-        key: [t.replace(" ", "") for t in texts] for key, texts in page.cells.items()
-    } == expected
-    assert page.fetched == []
-    style = written["table.html"].decode()
-    assert "@import" not in style
-    assert "url(http" not in style
-    assert "prefers-color-scheme: dark" in style
-    for text in (*layout.legend, *layout.footnotes, *layout.reasons, *layout.notes):
-        assert text in page.text
-    assert "50% of rows &lt;_NaN_&gt; &amp; {more}" in style
+    links = [link for _, values in page.tags for link in map(values.get, FETCHING) if link]
+    assert [link for link in links if not link.startswith("#")] == []
+    assert "@import" not in text
+    assert "url(http" not in text
+    assert "prefers-color-scheme: dark" in text
+    for words in (*LAYOUT.legend, *LAYOUT.footnotes, *LAYOUT.reasons, *LAYOUT.notes):
+        assert words in page.text
+    assert "50% of rows &lt;_NaN_&gt; &amp; {more}" in text
 
 
-def test_html_shows_the_difference_where_numbers_are_comparable(tmp_path: Path) -> None:
+def test_html_shows_the_difference_where_numbers_are_comparable(tmp_path):
     write_report(comparable(example_table()), tmp_path)
-    page = parse((tmp_path / "table.html").read_bytes())
+    page = Page((tmp_path / "table.html").read_text(encoding="utf-8"))
     assert page.cells["opt-30b-q16-g–", "wiki2"][1].startswith("+329.6 %")
 
 
-def comparable(table: ResultTable) -> ResultTable:
-    """The same numbers as if measured on the paper's own models."""
+def printed(table, width):
+    """What a terminal shows, which is never wider."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    print_table(table, console)
+    text = console.file.getvalue()
+    assert max(map(cell_len, text.splitlines())) <= width
+    return text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_fits_and_is_complete(width):
+    text = printed(example_table(), width)
+    main, reference = entries(LAYOUT.main).values(), entries(LAYOUT.reference).values()
+    words = [entry.paper for entry in (*main, *reference)] + [entry.ours_text for entry in main]
+    words += ["ours: opt-embedded-s (stand-in)", "† stand-in", "¹ failed: RuntimeError", "pydocs"]
+    assert [word for word in words if word not in text] == []
+    assert text.count("needs an NVIDIA GPU") == 1
+    assert "✓ paper 12/12 · ✗ ours 11 hold, 1 fails, 0 below noise" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_four_measured_columns_stand_in_one_table(width):
+    text = printed(example_table(), width)
+    assert text.count("OPT-66B · ours") == 1
+    row = next(line for line in text.splitlines() if "41.93 †" in line)
+    assert all(number in row for number in ("9.71", "89.77 †", "16.16", "56.10 †", "4.625"))
+
+
+def test_numbers_of_a_column_are_aligned():
+    lines = printed(example_table(), 100).splitlines()
+    starts = {line.index(n) for line in lines for n in ("41.07 †", "57.25 †") if n in line}
+    assert len(starts) == 1
+
+
+def test_a_sweep_without_a_paper_prints():
+    table = example_table()
+    columns = tuple(c for c in table.columns if not c.published)
+    text = printed(replace(table, columns=columns, claims=(), citation="", notes=()), 80)
+    assert "4.625" in text
+    assert not any(word in text for word in ("Claims", "Published", "paper"))
+
+
+@pytest.mark.parametrize(("head", "width", "lines"), [
+    ("ours: lambada-joined [inferred]", 12, ("ours:", "lambada-", "joined", "[inferred]")),
+    ("last word (accuracy)", 4, ("last word", "(accuracy)")),
+    ("a" * 20, 4, ("a" * 14, "a" * 6)),
+])  # fmt: skip
+def test_heads_break_after_separators_and_long_words_are_cut(head, width, lines):
+    assert break_lines(head, width) == lines
+
+
+@pytest.mark.parametrize(
+    ("width", "proportion", "shown"),
+    [(160, False, True), (60, False, False), (60, True, True)],
+)
+def test_errors_stand_where_they_fit_and_always_beside_accuracies(width, proportion, shown):
+    table = example_table()
+    columns = [replace(c, proportion=proportion and c.key == "lambada") for c in table.columns]
     rows = []
     for row in table.rows:
-        changed = {
-            key: dataclasses.replace(cell, verdict="deviates", note="")
-            if cell.verdict == "stand-in"
-            else cell
-            for key, cell in row.cells.items()
-        }
-        rows.append(
-            dataclasses.replace(row, model=row.labels["Model"], stand_in=False, cells=changed)
-        )
-    return dataclasses.replace(table, rows=tuple(rows))
+        cell = replace(row.cells["lambada"], n=176, shares={"text": (0.031,)})
+        rows.append(replace(row, cells={**row.cells, "lambada": cell}))
+    text = printed(replace(table, rows=tuple(rows), columns=tuple(columns)), width)
+    assert ("57.02 ± 0.03 †" in text) == shown
+    assert ("n=176" in text) == proportion

@@ -1,52 +1,46 @@
 """What stands where: main and reference grid, words for what is missing, marks, footnotes, digits."""
 
-from __future__ import annotations
-
-import dataclasses
+from dataclasses import replace
 
 import pytest
-from tests.experiment.report.example import NO_GPU, OURS, PAPER, example_table
+from tests.experiment.report.example import NO_GPU, OURS, PAPER, entries, example_table
 
-from lutlab.experiment.artifact.outcome import Cell, ClaimResult, ResultTable
+from lutlab.experiment.artifact.outcome import Cell, ClaimResult
 from lutlab.experiment.report.digits import measured_decimals, number, printed_decimals
-from lutlab.experiment.report.layout import MARKS, Entry, Grid, lay_out
+from lutlab.experiment.report.layout import MARKS, lay_out
+
+FIRST = "opt-30b-q16-g–"
+MODELS = ["opt-embedded-s (stand-in)", "opt-embedded-m (stand-in)"]
 
 
-def entries(grid: Grid) -> dict[tuple[str, str], Entry]:
-    return {
-        (line.key, head.key): entry
-        for block in grid.blocks
-        for line in block.lines
-        for head, entry in zip(grid.heads, line.entries, strict=True)
-    }
-
-
-def with_cells(table: ResultTable, column: str, *cells: Cell) -> ResultTable:
-    """The first rows' cells of a column replaced."""
+def with_cells(column, *cells):
+    """The example with other cells in the first rows of a column."""
+    table = example_table()
     changed = [
-        dataclasses.replace(row, cells={**row.cells, column: cell})
+        replace(row, cells={**row.cells, column: cell})
         for row, cell in zip(table.rows, cells, strict=False)
     ]
-    return dataclasses.replace(table, rows=(*changed, *table.rows[len(cells) :]))
+    return replace(table, rows=(*changed, *table.rows[len(cells) :]))
 
 
-def test_columns_without_a_measurement_are_the_reference() -> None:
+def test_columns_without_a_measurement_are_the_reference():
     layout = lay_out(example_table())
     assert [head.key for head in layout.main.heads] == ["wiki2", "ptb", "lambada", "bits"]
     assert [head.key for head in layout.reference.heads] == ["gpu1", "gpu2", "gpu4"]
     assert layout.reasons == (f"not run: {NO_GPU}",), "one reason for all cells is said once"
-    assert not any(e.foot for e in entries(layout.reference).values())
-    assert entries(layout.reference)["opt-66b-q16-g–", "gpu1"].paper == "OOM"
+    reference = entries(layout.reference)
+    assert not any(entry.foot for entry in reference.values())
+    assert reference["opt-66b-q16-g–", "gpu1"].paper == "OOM"
 
 
-def test_every_cell_is_said_and_none_is_taken_from_the_paper() -> None:
+def test_every_cell_is_said_and_none_is_taken_from_the_paper():
     table = example_table()
     layout = lay_out(table)
-    found = entries(layout.main) | entries(layout.reference)
-    assert len(found) == len(table.rows) * len(table.columns)
+    shown = entries(layout.main) | entries(layout.reference)
+    assert len(shown) == len(table.rows) * len(table.columns)
     for row in table.rows:
         for key, cell in row.cells.items():
-            entry = found[row.key, key]
+            entry = shown[row.key, key]
             assert entry.paper
             assert entry.ours
             if cell.measured is None:
@@ -57,83 +51,67 @@ def test_every_cell_is_said_and_none_is_taken_from_the_paper() -> None:
                 assert float(entry.paper) == cell.published
 
 
-def test_several_reasons_are_numbered() -> None:
-    table = with_cells(
-        example_table(), "gpu1", Cell("gpu1", 40.5, None, "not run", "budget is spent")
-    )
-    layout = lay_out(table)
+def test_several_reasons_are_numbered():
+    layout = lay_out(with_cells("gpu1", Cell("gpu1", 40.5, None, "not run", "budget is spent")))
     assert layout.reasons == ("¹ not run: budget is spent", f"² not run: {NO_GPU}")
-    assert entries(layout.reference)[table.rows[0].key, "gpu1"].foot == "¹"
+    assert entries(layout.reference)[FIRST, "gpu1"].foot == "¹"
 
 
-def test_one_measured_cell_moves_a_column_to_the_main_grid() -> None:
-    table = with_cells(example_table(), "gpu1", Cell("gpu1", 40.5, 41.0, "within tolerance"))
-    layout = lay_out(table)
-    found = entries(layout.main)
-    assert found["opt-30b-q16-g–", "gpu1"].ours_text == "41.0 ≈"
-    assert found["opt-30b-q16-g–", "gpu1"].delta == "+1.2 %"
-    assert found["opt-30b-q4-g32", "gpu1"].ours_text == "not run¹"
+def test_one_measured_cell_moves_a_column_to_the_main_grid():
+    layout = lay_out(with_cells("gpu1", Cell("gpu1", 40.5, 41.0, "within tolerance")))
+    shown = entries(layout.main)
+    assert shown[FIRST, "gpu1"].ours_text == "41.0 ≈"
+    assert shown[FIRST, "gpu1"].delta == "+1.2 %"
+    assert shown["opt-30b-q4-g32", "gpu1"].ours_text == "not run¹"
     assert f"¹ not run: {NO_GPU}" in layout.footnotes
 
 
-def test_a_stand_in_is_marked_and_named_but_not_compared() -> None:
+def test_a_stand_in_is_marked_and_named_but_not_compared():
     layout = lay_out(example_table())
-    entry = entries(layout.main)["opt-30b-q16-g–", "wiki2"]
+    entry = entries(layout.main)[FIRST, "wiki2"]
     assert (entry.ours_text, entry.delta) == ("41.07 †", "")
     assert layout.stand_ins == ("OPT-30B → opt-embedded-s", "OPT-66B → opt-embedded-m")
-    assert [block.measured_on for block in layout.main.blocks] == [
-        "opt-embedded-s (stand-in)",
-        "opt-embedded-m (stand-in)",
-    ]
+    assert [block.measured_on for block in layout.main.blocks] == MODELS
     assert layout.legend == (f"† {MARKS['stand-in'][1]}",)
     assert layout.main.heads[0].ours == "ours: pydocs/library"
 
 
-@pytest.mark.parametrize(
-    ("cell", "text"),
-    [
-        (Cell("ptb", 11.84, 11.84, "match", "+0.0%"), "11.84 ="),
-        (Cell("ptb", 11.84, 13.0, "deviates"), "13.00 ≠"),
-        (Cell("ptb", 11.84, 11.9, "synthetic weights"), "11.90 ‡"),
-        (Cell("ptb", None, 11.9, "measured only"), "11.90"),
-        (Cell("ptb", 11.84, 11.9, "odd"), "11.90 (odd)"),
-        (Cell("ptb", 11.84, None, "OOM"), "OOM"),
-        (Cell("ptb", 11.84, None, "published only"), "–"),
-        (Cell("ptb", 11.84, None, "cited by the paper"), "cited"),
-        (Cell("ptb", 11.84, float("inf"), "stand-in"), "inf †"),
-    ],
-)
-def test_each_verdict_shows(cell: Cell, text: str) -> None:
-    table = with_cells(example_table(), "ptb", cell)
-    assert entries(lay_out(table).main)[table.rows[0].key, "ptb"].ours_text == text
+@pytest.mark.parametrize(("cell", "text"), [
+    (Cell("ptb", 11.84, 11.84, "match", "+0.0%"), "11.84 ="),
+    (Cell("ptb", 11.84, 13.0, "deviates"), "13.00 ≠"),
+    (Cell("ptb", 11.84, 11.9, "synthetic weights"), "11.90 ‡"),
+    (Cell("ptb", None, 11.9, "measured only"), "11.90"),
+    (Cell("ptb", 11.84, 11.9, "odd"), "11.90 (odd)"),
+    (Cell("ptb", 11.84, None, "OOM"), "OOM"),
+    (Cell("ptb", 11.84, None, "published only"), "–"),
+    (Cell("ptb", 11.84, None, "cited by the paper"), "cited"),
+    (Cell("ptb", 11.84, float("inf"), "stand-in"), "inf †"),
+])  # fmt: skip
+def test_each_verdict_shows(cell, text):
+    assert entries(lay_out(with_cells("ptb", cell)).main)[FIRST, "ptb"].ours_text == text
 
 
-def test_a_blank_cell_is_an_error() -> None:
+def test_a_blank_cell_is_an_error():
     table = example_table()
-    row = dataclasses.replace(table.rows[0], cells={})
+    row = replace(table.rows[0], cells={})
     with pytest.raises(ValueError, match=r"row 'opt-30b-q16-g–' has no cell .* column 'wiki2'"):
-        lay_out(dataclasses.replace(table, rows=(row,)))
+        lay_out(replace(table, rows=(row,)))
 
 
-def test_rows_of_distinct_models_have_no_headings_but_name_the_model() -> None:
+def test_rows_of_distinct_models_have_no_headings_but_name_the_model():
     table = example_table()
-    table = dataclasses.replace(table, rows=(table.rows[0], table.rows[5]))
-    layout = lay_out(table)
+    layout = lay_out(replace(table, rows=table.rows[::5]))
     assert not layout.headed
     assert layout.show_model
-    assert [line.model for line in layout.main.blocks[0].lines] == [
-        "opt-embedded-s (stand-in)",
-        "opt-embedded-m (stand-in)",
-    ]
+    assert [line.model for line in layout.main.blocks[0].lines] == MODELS
 
 
-def test_a_note_is_said_once() -> None:
+def test_a_note_is_said_once():
     table = example_table()
-    layout = lay_out(dataclasses.replace(table, notes=(*table.notes, NO_GPU)))
-    assert layout.notes == table.notes
+    assert lay_out(replace(table, notes=(*table.notes, NO_GPU))).notes == table.notes
 
 
-def test_claims_show_both_counts() -> None:
+def test_claims_show_both_counts():
     claim = ClaimResult("c", "w", (2, 2), (1, 3), ("a", "b"), ("d",), repeated=4)
     ours = "✗ ours 1 holds, 2 fail, 1 below noise (4 of the same records not counted)"
     assert (claim.paper, claim.ours) == ("✓ paper 2/2", ours)
@@ -143,30 +121,23 @@ def test_claims_show_both_counts() -> None:
     assert ClaimResult("c", "w", (2, 2), (0, 0)).ours == "– ours not decidable here"
 
 
-def test_an_accuracy_has_the_digits_that_its_error_leaves() -> None:
+def test_an_accuracy_has_the_digits_that_its_error_leaves():
     cells = [
         Cell("bits", None, value, "measured only", n=176, shares={f"{value}": (error,)})
         for value, error in ((0.0, 0.004), (1 / 44, 0.0112))
     ]
-    table = with_cells(example_table(), "bits", *cells)
-    columns = [
-        dataclasses.replace(c, unit="accuracy", proportion=c.key == "bits") for c in table.columns
-    ]
-    table = dataclasses.replace(table, rows=table.rows[:2], columns=tuple(columns))
-    layout = lay_out(table)
-    found = [line.entries[-1].ours_text for block in layout.main.blocks for line in block.lines]
-    assert found == ["0.000 ± 0.004", "0.023 ± 0.011"]
+    table = with_cells("bits", *cells)
+    columns = tuple(replace(c, unit="accuracy", proportion=c.key == "bits") for c in table.columns)
+    layout = lay_out(replace(table, rows=table.rows[:2], columns=columns))
+    shown = [line.entries[-1].ours_text for block in layout.main.blocks for line in block.lines]
+    assert shown == ["0.000 ± 0.004", "0.023 ± 0.011"]
     assert layout.main.heads[-1].ours == "ours, n=176"
 
 
-def test_digits() -> None:
+def test_digits():
     assert printed_decimals([16.0, 27.5, "OOM", None]) == 1
     assert printed_decimals(PAPER["wiki2"]["OPT-66B"]) == 2
     assert measured_decimals("bits/weight", None, OURS["bits"]["OPT-30B"]) == 3
     assert measured_decimals("relative MSE", None, [0.0, 0.0119]) == 5
-    assert [number(v, 2) for v in (1e-7, 0.0, -3.456, 13021.4)] == [
-        "1.00e-7",
-        "0.00",
-        "-3.46",
-        "1.30e4",
-    ]
+    shown = {1e-7: "1.00e-7", 0.0: "0.00", -3.456: "-3.46", 13021.4: "1.30e4"}
+    assert [number(value, 2) for value in shown] == [*shown.values()]

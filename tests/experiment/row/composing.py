@@ -1,7 +1,5 @@
 """A row as the command line makes them, without running it."""
 
-from __future__ import annotations
-
 from hydra import compose, initialize_config_dir
 from tests.compositions import files_read_once
 

@@ -1,22 +1,20 @@
-"""Which rows a command line asks for."""
-
-from __future__ import annotations
+"""Which rows a command line asks for, and which model it names by a place."""
 
 from dataclasses import replace
 
 import pytest
+from tests.base.refusals import refused
 from tests.experiment.row.composing import settings
 
-from lutlab.base.errors import LutlabError
 from lutlab.experiment.artifact.rows import ArtifactRow
+from lutlab.experiment.row.located import located
 from lutlab.experiment.row.row import ModelSpec
 from lutlab.experiment.row.sweeping import baseline_of, parse, rows_of, variant, without_rows
 
 
 def rows(*arguments: str, selected: tuple[str, ...] = ()) -> list[str]:
     (request,) = parse(arguments)
-    asked = replace(settings("logger=none"), rows=selected)
-    return [row.key for row in rows_of(request, asked)]
+    return [row.key for row in rows_of(request, replace(settings("logger=none"), rows=selected))]
 
 
 def test_rows_are_selected_by_name_or_pattern_in_the_order_of_the_table() -> None:
@@ -26,13 +24,10 @@ def test_rows_are_selected_by_name_or_pattern_in_the_order_of_the_table() -> Non
     assert rows("+exp=table4", selected=("*/fp16", "opt-30b/q3_*")) == [
         "opt-30b/fp16", "opt-30b/q3_g32", "opt-30b/q3_g64", "opt-66b/fp16",
     ]  # fmt: skip
-    with pytest.raises(LutlabError, match=r"rows= names 'opt-13b/\*', which is not a row"):
-        rows("+exp=table4", selected=("opt-30b/*", "opt-13b/*"))
 
 
 def test_what_any_row_fixes_cannot_be_given_on_the_command_line() -> None:
-    with pytest.raises(LutlabError, match=r"^sublayers.attention.q= contradicts"):
-        rows("+exp=fig14", "sublayers.attention.q=3")
+    refused(r"^sublayers.attention.q= contradicts", rows, "+exp=fig14", "sublayers.attention.q=3")
     assert rows("+exp=fig14", "calibration.samples=8")
 
 
@@ -43,24 +38,18 @@ def free(*arguments: str) -> list[list[str]]:
 
 def test_an_artifact_without_rows_at_a_scale_says_which_have_some() -> None:
     (product,) = parse(["+exp=nuqmm/table3"])
-    found = without_rows(product, "real")
-    assert "no rows at scale=real" in found
-    assert found.endswith("give scale=embedded, small or paper")
+    message = without_rows(product, "real")
+    assert "no rows at scale=real" in message
+    assert message.endswith("give scale=embedded, small or paper")
     (table,), (free,) = parse(["+exp=table4"]), parse(["q=3"])
     assert without_rows(table, "real") == without_rows(free, "real") == ""
 
 
 def test_a_field_of_one_of_several_methods_is_set_in_its_rows_only() -> None:
-    assert free("method=rtn,bcq", "method.bcq.offset=true,false", "q=3") == [
-        ["q=3", "method=rtn"],
-        ["q=3", "method=bcq", "method.offset=True"],
-        ["q=3", "method=bcq", "method.offset=False"],
-    ]
+    rtn, *bcq = free("method=rtn,bcq", "method.bcq.offset=true,false", "q=3")
+    assert rtn == ["q=3", "method=rtn"]
+    assert bcq == [["q=3", "method=bcq", f"method.offset={value}"] for value in (True, False)]
     assert free("method.rtn.variant=awq") == [["method.variant=awq"]]  # the default method
-    with pytest.raises(
-        LutlabError, match=r"method.bcq.offset=true: no row .* has method=bcq, but rtn"
-    ):
-        free("method=rtn", "method.bcq.offset=true")
 
 
 def test_full_precision_has_nothing_of_the_weights() -> None:
@@ -69,22 +58,52 @@ def test_full_precision_has_nothing_of_the_weights() -> None:
     assert row.overrides == ["model=a", "data.limit=2", "method=none"]
 
 
-@pytest.mark.parametrize(
-    ("source", "name", "folder"),
-    [
-        ("hub", "llama-7b", "embedded-llama-7b"),
-        ("folder", "models/stories260K", "embedded-stories260K"),
-        ("synthetic", "synthetic-huggyllama/llama-7b", "embedded-synthetic-llama-7b"),
-        ("synthetic", "synthetic-llama-embedded-s", "embedded-synthetic-llama-embedded-s"),
-    ],
-)
+@pytest.mark.parametrize(("source", "name", "folder"), [
+    ("hub", "llama-7b", "embedded-llama-7b"),
+    ("folder", "models/stories260K", "embedded-stories260K"),
+    ("synthetic", "synthetic-huggyllama/llama-7b", "embedded-synthetic-llama-7b"),
+    ("synthetic", "synthetic-llama-embedded-s", "embedded-synthetic-llama-embedded-s"),
+])  # fmt: skip
 def test_another_models_report_has_a_folder_that_names_it(source, name, folder) -> None:
     (request,) = parse(["+exp=qigen/fig4", "model=any"])
-    model = {"source": source, "name": name, "id": "any", "revision": None, "layers": None}
-    asked = replace(settings("logger=none"), model=ModelSpec(**model))
-    assert variant(request, asked) == folder
+    row = replace(settings("logger=none"), model=ModelSpec(name, source, "any"))
+    assert variant(request, row) == folder
 
 
 def test_another_calibrations_report_stands_beside() -> None:
     (request,) = parse(["+exp=table6", "calibration.samples=128", "calibration.text=own", "seed=3"])
     assert variant(request, settings("logger=none")) == "embedded-samples-128-text-own"
+
+
+QUANTIZED = '{"quantization_config": {"quant_method": "lutlab"}}'
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, config in {"plain": "{}", "packed": QUANTIZED}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+    (tmp_path / "a blank").mkdir()
+    (tmp_path / "file.gguf").write_bytes(b"GGUF")
+
+
+@pytest.mark.parametrize(("place", "lines"), [
+    ("opt-125m", ["model=opt-125m"]),
+    ("folder", ["model=folder"]),
+    ("plain", ["model=folder", "model.id=plain"]),
+    ("'it\\'s'", ["model='it\\'s'"]),
+    ("owner/name", ["model=hub", "model.id=owner/name"]),
+    ("a,b", ["model=a,b"]),
+    ("a blank", ["model=folder", "model.id='a blank'"]),
+    ("packed", ["model=folder", "model.id=packed", "method=stored"]),
+    ("file.gguf", ["model=folder", "model.id=file.gguf"]),
+])  # fmt: skip
+def test_a_place_is_looked_for(place, lines, places):
+    first, *more = located([f"model={place}", "q=3"], ["opt-125m", "folder"])
+    assert [first, *(line for line in more if line != "q=3")] == lines
+
+
+def test_what_the_line_says_of_the_method_stands(places):
+    assert located(["model=packed", "method=rtn"], [])[2:] == ["method=rtn"]
+    assert "method=stored" not in located(["+exp=table4", "model=packed"], [])

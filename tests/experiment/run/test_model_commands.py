@@ -1,12 +1,10 @@
-"""`lutlab quantize`, `chat` and `export`: a model becomes small, talks, and goes on to others."""
+"""`lutlab quantize`, `generate`, `chat` and `export`: a model becomes small, talks, and goes on to others."""
 
-from __future__ import annotations
-
-import csv
 import io
 import re
 
 import pytest
+from tests.experiment.run.table4 import cells_of
 from tests.models.architectures import config, randomized
 from tests.tiny_models import byte_tokenizer
 from transformers import AutoTokenizer
@@ -15,13 +13,43 @@ import lutlab
 from lutlab.base import sources
 from lutlab.base.escapes import visible
 from lutlab.base.specs import ModelRun, ModelSpec
-from lutlab.experiment.run import advice, chat_command, cli, export_command, main, quantize_command
+from lutlab.experiment.run import advice, cli, main
+from lutlab.experiment.run.chat_command import main as chat
+from lutlab.experiment.run.export_command import main as export
+from lutlab.experiment.run.generate_command import main as generate
+from lutlab.experiment.run.quantize_command import main as quantize
+from lutlab.generate import text
 from lutlab.models.families import model_class
 
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}. {% endfor %}"
-    "{% if add_generation_prompt %}I:{% endif %}"
-)
+MODEL = ["model=llama-embedded-s", "threads=1"]
+ROW = [*MODEL, "method=rtn", "q=4", "g=40"]  # a row ends in part of a group
+
+
+@pytest.fixture
+def output(capsys, tmp_path, monkeypatch):
+    """`output(main, words, code=0)` of a command in an empty folder: what it prints, and its errors."""
+    monkeypatch.chdir(tmp_path)  # what is quantized is kept in its results/
+
+    def call(main, words, code=0):
+        ended = main([*words])
+        out, err = capsys.readouterr()
+        assert ended == code, err
+        assert not code or "Traceback" not in err
+        return out, err
+
+    return call
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Each text is interrupted after its first piece."""
+    pieces = text.stream
+
+    def stream(*args, **options):
+        yield next(iter(pieces(*args, **options)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(text, "stream", stream)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +60,10 @@ def source(tmp_path_factory):
     written.hidden_size, written.intermediate_size, written.tie_word_embeddings = 64, 96, True
     randomized(model_class(written).from_config(written)).save_pretrained(folder)
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = (
+        "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}. "
+        "{% endfor %}{% if add_generation_prompt %}I:{% endif %}"
+    )
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -41,8 +72,20 @@ def source(tmp_path_factory):
 def small(source, tmp_path_factory):
     folder = tmp_path_factory.mktemp("small") / "four"
     words = [f"{source}", "method=rtn", "method.symmetric=true", "q=4", "g=32", f"out={folder}"]
-    assert quantize_command.main([*words, f"results={folder.parent / 'results'}"]) == 0
+    assert quantize([*words, f"results={folder.parent / 'results'}"]) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def talker(small):
+    """The small model and its tokenizer, by the Python API."""
+    return lutlab.load(small, "float32"), AutoTokenizer.from_pretrained(small)
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """Have standard input say a text."""
+    return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
 def test_a_model_becomes_small(source, small):
@@ -55,10 +98,9 @@ def test_a_model_becomes_small(source, small):
     assert {str(p.dtype) for p in model.parameters()} == {"torch.float16"}
 
 
-def test_a_check_says_what_was_lost(tmp_path, capsys):
+def test_a_check_says_what_was_lost(tmp_path, output):
     words = ["llama-embedded-s", "method=rtn", "q=4", "g=32", f"out={tmp_path / 'x'}", "check=true"]
-    assert quantize_command.main([*words, f"results={tmp_path}", "embeddings=2"]) == 0
-    out = capsys.readouterr().out
+    out, _ = output(quantize, [*words, f"results={tmp_path}", "embeddings=2"])
     rows = re.findall(r"(\d\.\d{4}) +(\d\.\d{3})$", out, re.MULTILINE)
     (layers, all_of_it), (above, below) = zip(*(map(float, row) for row in rows), strict=True)
     assert 0 < layers < all_of_it
@@ -66,140 +108,102 @@ def test_a_check_says_what_was_lost(tmp_path, capsys):
     assert re.search(r"^full precision +\d+\.\d+$", out, re.MULTILINE)
 
 
-def test_a_conversation_goes_on(small, capsys, monkeypatch):
+def test_a_conversation_goes_on(small, talker, typed, output):
     """Each answer is that of the Python API to all messages before it; the folder needs no method=stored."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("the\n\nand\n/new\nthe\n/exit\nnever\n"))
-    assert chat_command.main([f"{small}", "tokens=9", "threads=1", "dtype=float32"]) == 0
-    out, err = capsys.readouterr()
-    model, tokenizer = lutlab.load(small, "float32"), AutoTokenizer.from_pretrained(small)
+    typed("the\n\nand\n/new\nthe\n/exit\nnever\n")
+    out, err = output(chat, [f"{small}", "tokens=9", "threads=1", "dtype=float32"])
     talk, answers = [], []
     for message in ("the", "and"):
         talk.append({"role": "user", "content": message})
-        answers += lutlab.complete(model, tokenizer, [talk], tokens=9, chat=True)
+        answers += lutlab.complete(*talker, [talk], tokens=9, chat=True)
         talk.append({"role": "assistant", "content": answers[-1]})
     assert out == "".join(f"{visible(answer)}\n" for answer in [*answers, answers[0]])
     assert err.count("tokens=9]") == err.count("[9 tokens"), "a limit that cut is named"
     assert "never" not in out
 
 
-def test_raw_text_goes_on(small, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("the\n"))
-    assert chat_command.main([f"{small}", "tokens=5", "raw=true", "dtype=float32"]) == 0
-    model, tokenizer = lutlab.load(small, "float32"), AutoTokenizer.from_pretrained(small)
-    assert (
-        capsys.readouterr().out
-        == visible(lutlab.complete(model, tokenizer, "the", tokens=5)) + "\n"
-    )
+def test_raw_text_goes_on(small, talker, typed, output):
+    typed("the\n")
+    out, _ = output(chat, [f"{small}", "tokens=5", "raw=true", "dtype=float32"])
+    assert out == visible(lutlab.complete(*talker, "the", tokens=5)) + "\n"
 
 
-def test_ctrl_c_keeps_the_conversation(small, capsys, monkeypatch):
-    from lutlab.generate import text
-
-    pieces = text.stream
-
-    def interrupted(*args, **options):
-        yield next(iter(pieces(*args, **options)))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(text, "stream", interrupted)
-    monkeypatch.setattr("sys.stdin", io.StringIO("the\nand\n"))
-    assert chat_command.main([f"{small}", "tokens=9"]) == 0
-    out, err = capsys.readouterr()
+def test_ctrl_c_keeps_the_conversation(small, typed, output, interrupted):
+    typed("the\nand\n")
+    out, err = output(chat, [f"{small}", "tokens=9"])
     assert out.count(" …\n") == 2
     assert err.count("[1 tokens") == 2
 
 
-def test_a_model_goes_on_to_others(small, tmp_path, capsys):
-    places = {
-        "gguf": tmp_path / "x.gguf",
-        "gptq": tmp_path / "g",
-        "compressed_tensors": tmp_path / "c",
-    }
-    words = [f"{name}={place}" for name, place in places.items()]
-    assert export_command.main([f"{small}", *words]) == 0
-    assert capsys.readouterr().out.count(" MB\n") == 3
-    ids = AutoTokenizer.from_pretrained(small)("the end", return_tensors="pt").input_ids
-    expected = lutlab.load(small, "float32")(ids).logits
-    for place in places.values():
-        assert lutlab.load(place, "float32")(ids).logits.allclose(expected, atol=1e-2)
+def test_a_model_goes_on_to_others(small, talker, tmp_path, output):
+    names = {"gguf": "x.gguf", "gptq": "g", "compressed_tensors": "c"}
+    words = [f"{small}", *(f"{kind}={tmp_path / name}" for kind, name in names.items())]
+    assert output(export, words)[0].count(" MB\n") == 3
+    model, tokenizer = talker
+    ids = tokenizer("the end", return_tensors="pt").input_ids
+    for name in names.values():
+        logits = lutlab.load(tmp_path / name, "float32")(ids).logits
+        assert logits.allclose(model(ids).logits, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("command", "words", "message"),
-    [
-        (quantize_command, ["llama-embedded-s"], "give a new folder, as out=small"),
-        (quantize_command, ["llama-embedded-s", "out={small}"], "is not empty"),
-        (
-            quantize_command,
-            ["no-such-model", "out={tmp}/x"],
-            "or the path of a folder or GGUF file",
-        ),
-        (quantize_command, ["{small}", "out={tmp}/x"], "is quantized already"),
-        (
-            quantize_command,
-            ["llama-embedded-s", "method=rtn", "q=4", "out={tmp}/x", "embeddings=9"],
-            "q=9",
-        ),
-        (quantize_command, ["bert-embedded-s", "out={tmp}/x"], "give embeddings=0"),
-        (chat_command, ["llama-embedded-s", "method=none"], "raw=true"),
-        (
-            chat_command,
-            ["{small}", "length=4", "raw=true", "tokens=many"],
-            "tokens=many: give a number",
-        ),
-        (export_command, ["{small}"], "no layout"),
-        (export_command, ["gguf=x.gguf"], "name the folder"),
-        (export_command, ["llama-embedded-s", "gptq={tmp}/x"], "no config.json"),
-    ],
-)
-def test_mistakes(command, words, message, small, tmp_path, capsys):
-    assert command.main([word.format(small=small, tmp=tmp_path) for word in words]) == 2
-    err = capsys.readouterr().err
+@pytest.mark.parametrize(("command", "words", "message"), [
+    (quantize, "llama-embedded-s", "give a new folder, as out=small"),
+    (quantize, "llama-embedded-s out={small}", "is not empty"),
+    (quantize, "no-such-model out={tmp}/x", "or the path of a folder or GGUF file"),
+    (quantize, "{small} out={tmp}/x", "is quantized already"),
+    (quantize, "llama-embedded-s method=rtn q=4 out={tmp}/x embeddings=9", "q=9"),
+    (quantize, "bert-embedded-s out={tmp}/x", "give embeddings=0"),
+    (chat, "llama-embedded-s method=none", "raw=true"),
+    (chat, "{small} length=4 raw=true tokens=many", "tokens=many: give a number"),
+    (export, "{small}", "no layout"),
+    (export, "gguf=x.gguf", "name the folder"),
+    (export, "llama-embedded-s gptq={tmp}/x", "no config.json"),
+    (generate, "", "no prompt"),
+    (generate, "prompt=", "prompt 0 is empty"),
+    (generate, "prompt=x tokens=few", "tokens=few: give a number, as tokens=128"),
+    (generate, "prompt=x tokens=0", "tokens is 0"),
+    (generate, "prompt=x tokens=4 tokens=5", "tokens= is given twice"),
+    (generate, "prompt=x tokens=100000", "the model's context is"),
+    (generate, "prompt=x length=2 tokens=4", "a row of the cache holds 2"),
+    (generate, "prompt=x device=cpu,auto", "one model is run; give one value"),
+    (generate, "prompt=x +exp=table4", "it is of a table or a sweep"),
+    (generate, "prompt=x methd=bcq", "did you mean 'method'"),
+    (generate, "prompt=x engine=fast", "unknown engine 'fast'"),
+    (generate, "prompt=x chat=yes", "chat=yes: give chat=true or chat=false"),
+    (generate, "prompt=x chat=true", "no chat template"),
+    (generate, "prompt=x method=none save=new", "no layer of this LlamaForCausalLM is quantized"),
+    (generate, "prompt=x model=product model.id=64x64", "no model: name a model"),
+])  # fmt: skip
+def test_mistakes(command, words, message, small, tmp_path, output):
+    row = ROW if command is generate else []
+    out, err = output(command, [*row, *words.format(small=small, tmp=tmp_path).split()], code=2)
+    assert out == ""
     assert message in err
-    assert "Traceback" not in err
 
 
-def test_binary_codes_are_refused_with_what_works(tmp_path, source, capsys):
-    words = [
-        f"{source}",
-        "method=bcq",
-        "q=2",
-        "g=32",
-        f"out={tmp_path / 'two'}",
-        f"results={tmp_path}",
-    ]
-    assert quantize_command.main(words) == 0
-    assert export_command.main([f"{tmp_path / 'two'}", f"gguf={tmp_path / 'x.gguf'}"]) == 2
-    assert "method=rtn or gptq" in capsys.readouterr().err
+def test_binary_codes_are_refused_with_what_works(tmp_path, source, output):
+    out = tmp_path / "two"
+    words = [f"{source}", "method=bcq", "q=2", "g=32", f"out={out}", f"results={tmp_path}"]
+    output(quantize, words)
+    _, err = output(export, [f"{out}", f"gguf={tmp_path / 'x.gguf'}"], code=2)
+    assert "method=rtn or gptq" in err
 
 
 def test_a_warning_is_as_the_records_have_it(caplog, monkeypatch):
     """Perplexities of the warning are those of published rows at g=64; what it advises has half of them or less."""
-    folder = sources.checkout() / "results" / "published" / "amd-epyc-2cores" / "lutlab"
+    published = sources.checkout() / "results" / "published" / "amd-epyc-2cores" / "lutlab"
     measured = {}
-    for name in ("gguf_types", "binary_and_uniform"):
-        with (folder / name / "table.csv").open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["column"] == "ppl" and row["variant"] == "real-data-first4":
-                    measured[name, row["row"].rpartition("/")[2], row["row"]] = float(
-                        row["measured"]
-                    )
-
-    def of(table: str, row: str) -> float:
-        return next(
-            value for (name, _, key), value in measured.items() if (name, key) == (table, row)
-        )
-
-    for (method, q), perplexity in advice.BEYOND_USE.items():
-        table = "gguf_types" if method == "gptq" else "binary_and_uniform"
-        row = f"llama/all/gptq_q{q}_g64" if method == "gptq" else f"llama/q{q}/{method}"
-        assert perplexity == pytest.approx(of(table, row), rel=0.01)
-    for row, perplexity in (
-        ("hessian_bcq_q3_g64", 46),
-        ("gptq_q4_g64", 32),
-        ("fp16", advice.FULL_PRECISION),
-    ):
-        assert perplexity == pytest.approx(of("gguf_types", f"llama/all/{row}"), rel=0.01)
+    for table in ("gguf_types", "binary_and_uniform"):
+        for cell in cells_of(published / table):
+            if (cell["column"], cell["variant"]) == ("ppl", "real-data-first4"):
+                measured[cell["row"]] = float(cell["measured"])
+    expected = {
+        f"llama/all/gptq_q{q}_g64" if method == "gptq" else f"llama/q{q}/{method}": perplexity
+        for (method, q), perplexity in advice.BEYOND_USE.items()
+    }
+    expected |= {"llama/all/hessian_bcq_q3_g64": 46, "llama/all/gptq_q4_g64": 32}
+    expected["llama/all/fp16"] = advice.FULL_PRECISION
+    assert expected == pytest.approx({row: measured[row] for row in expected}, rel=0.01)
     monkeypatch.setattr(advice, "linear_shapes", lambda _: {"layer": (64, 64)})
     model, ships = ModelSpec("s", "folder", "s"), ModelSpec("s", "embedded", "llama-embedded-s")
     advice.warn(ModelRun(model, "rtn", 4, 64))
@@ -216,3 +220,45 @@ def test_every_command_has_a_page(name, capsys, monkeypatch):
         main.main()
     assert end.value.code == 0
     assert f"lutlab {name}" in capsys.readouterr().out
+
+
+@pytest.fixture
+def run(output):
+    return lambda *words, row=ROW, code=0: output(generate, [*row, *words], code)
+
+
+def test_a_text_grows_and_says_what_ran(run):
+    out, err = run("prompt=The function, ${returns}", "tokens=5")
+    assert out.startswith("The function, ${returns}")
+    assert len(out) > len("The function, ${returns}\n")
+    assert "5 tokens (cut there: tokens=5), the first after" in err
+    assert "1 threads; cache float32" in err
+
+
+def test_prompts_of_a_batch_are_those_alone(run):
+    prompts = ["prompt=The function", "prompt=A list of"]
+    both, _ = run(*prompts, "tokens=6")
+    alone = [run(prompt, "tokens=6")[0].removesuffix("\n") for prompt in prompts]
+    assert both == "\n\n".join(alone) + "\n"
+
+
+def test_an_answer_is_printed_alone_and_the_model_kept(run, source, tmp_path):
+    kept = tmp_path / "kept"
+    talk = ["model=folder", "chat=true", "tokens=9", "prompt=the other"]
+    out, _ = run(*talk, f"model.id={source}", f"save={kept}")
+    model, tokenizer = lutlab.load(kept), AutoTokenizer.from_pretrained(kept)
+    answer = lutlab.complete(model, tokenizer, "the other", tokens=9, chat=True)
+    assert out == visible(answer) + "\n"
+    again, _ = run(*talk, f"model.id={kept}", "method=stored", row=MODEL)
+    assert again == out
+    both, _ = run(*talk, f"model.id={source}", "prompt=e")
+    assert both.startswith(f"> the other\n{out}\n> e\n")
+    out, err = run(*talk, f"model.id={source}", f"save={kept}", code=2)
+    assert out == ""
+    assert "kept is not empty" in err
+
+
+def test_ctrl_c_keeps_what_there_is(run, interrupted):
+    out, err = run("prompt=The function", "tokens=9", code=130)
+    assert out.startswith("The function")
+    assert "1 tokens" in err

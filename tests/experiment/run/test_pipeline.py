@@ -1,131 +1,103 @@
 """The whole way of a sweep: plan, measure, store, report, track."""
 
-from __future__ import annotations
-
-import csv
 import re
 import socket
-from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests import wandb_offline
-from tests.command_line import QUICK, CommandLine
+from tests.command_line import QUICK
+from tests.experiment.run.table4 import cells_of
 
 from lutlab.experiment.store.record import content_id
 
-MODEL = "opt-embedded-s"
 
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: socket.socket, address: object) -> None:
-        raise AssertionError(f"connects to {address}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-def test_a_sweep_of_embedded_models_measures_and_reports_without_a_network(
-    command: CommandLine, no_network: None
-) -> None:
+def test_a_sweep_of_embedded_models_measures_and_reports_without_a_network(command, monkeypatch):
+    network = mock.Mock(side_effect=OSError("no network"))
+    monkeypatch.setattr(socket.socket, "connect", network)
+    monkeypatch.setattr(socket, "getaddrinfo", network)
     outcome = command(*QUICK, "method=rtn", "q=2,4", "g=64")
-    assert outcome.code == 0, outcome.err
-    found = command.records().values()
-    assert {r["status"] for r in found} == {"done"}
-    assert {(r["run"]["q"], r["evaluation"]["evaluator"]) for r in found} == {
+    network.assert_not_called()
+    records = command.records().values()
+    assert {r["status"] for r in records} == {"done"}
+    assert {(r["run"]["q"], r["evaluation"]["evaluator"]) for r in records} == {
         (2, "ppl"), (2, "weight_error"), (4, "ppl"), (4, "weight_error"),
     }  # fmt: skip
-    ppl = {r["run"]["q"]: r["values"]["ppl"] for r in found if "ppl" in r["values"]}
+    ppl = {r["run"]["q"]: r["values"]["ppl"] for r in records if "ppl" in r["values"]}
     assert ppl[4] < ppl[2]
-    for value in ppl.values():
-        assert f"{value:.2f}" in outcome.out
-    kernels = [r["facts"].get("kernel") for r in found if "ppl" in r["values"]]
+    assert all(f"{value:.2f}" in outcome.out for value in ppl.values())
+    kernels = [r["facts"].get("kernel") for r in records if "ppl" in r["values"]]
     assert all(re.search(r", \w+, \d+ threads", name) for (name,) in kernels)
-    assert not any("kernel" in r["facts"] for r in found if "ppl" not in r["values"])
+    assert not any("kernel" in r["facts"] for r in records if "ppl" not in r["values"])
 
 
 @pytest.mark.slow
-def test_a_sweep_stands_beside_full_precision_and_is_never_written_over(
-    command: CommandLine,
-) -> None:
+def test_a_sweep_stands_beside_full_precision_and_is_never_written_over(command):
     line = ["method=bcq", "method.bcq.offset=true,false", "q=3", "g=32", *QUICK[:2], "data.limit=2"]
-    assert command(*line, "name=mine").code == 0
+    command(*line, "name=mine")
     folder = command.results / "sweep" / "mine"
-    with (folder / "table.csv").open(newline="") as file:
-        cells = {(r["row"], r["metric"]): r for r in csv.DictReader(file)}
-    rows = [f"{MODEL}/bcq/3/32/{offset}" for offset in ("true", "false")]
-    full = cells[f"{MODEL}/none/16/-/-", "ppl"]
+    cells = {(r["row"], r["metric"]): r for r in cells_of(folder)}
+    rows = [f"opt-embedded-s/bcq/3/32/{offset}" for offset in ("true", "false")]
+    full = cells["opt-embedded-s/none/16/-/-", "ppl"]
     for row in rows:
         cell = cells[row, "ppl"]
         assert cell["baseline"] == full["measured"] != cell["measured"]
         assert float(cells[row, "bits_per_weight"]["measured"]) < 6
-    said = (folder / "table.md").read_text()
+    page = (folder / "table.md").read_text()
     difference = float(cells[rows[0], "ppl"]["measured"]) - float(full["measured"])
-    assert re.search(rf"\(\+{difference:.2f} ± [\d.]+\)", said)
-    assert "method.bcq.offset=true,false q=3 g=32" in said  # the command that gives this table
+    assert re.search(rf"\(\+{difference:.2f} ± [\d.]+\)", page)
+    assert "method.bcq.offset=true,false q=3 g=32" in page  # the command that gives this table
 
-    one = command("method=rtn,bcq", "method.bcq.offset=true", *line[2:], "mode=report", "name=one")
-    assert one.code == 0, one.err  # one value of one method
-    assert "method=rtn,bcq method.bcq.offset=true q=3" in " ".join(one.out.split())
+    # one value of one method
+    mixed = ["method=rtn,bcq", "method.bcq.offset=true", *line[2:], "mode=report", "name=one"]
+    reported = " ".join(command(*mixed).out.split())
+    assert "method=rtn,bcq method.bcq.offset=true q=3" in reported
 
-    other = command(*line[:-1], "data.limit=3", "name=mine")
-    assert other.code == 2
-    assert "name=mine is that of another sweep" in other.err
+    errors = command(*line[:-1], "data.limit=3", "name=mine", code=2).err
+    assert "name=mine is that of another sweep" in errors
     before = (folder / "table.csv").read_bytes()
-    assert command(*line, "mode=report", "name=mine").code == 0  # the same one again
+    command(*line, "mode=report", "name=mine")  # the same one again
     assert (folder / "table.csv").read_bytes() == before
     assert len(list((command.results / "sweep").iterdir())) == 2
 
 
-def test_a_record_tells_where_its_number_comes_from(command: CommandLine) -> None:
+def test_a_record_tells_where_its_number_comes_from(command):
     command(*QUICK, "method=none", "q=4")
     (record,) = [r for r in command.records().values() if "ppl" in r["values"]]
     # method=none ignores q and g, so that rows of full precision are one cell.
     assert record["run"]["q"] == 16
     assert record["evaluation"]["text"]["protocol"] == "passages-joined"
     assert len(record["samples"]) == record["n"] > 10
-    assert {"token_sha256", "text_sha256", "seqlen", "bos", "loss_dtype"} <= set(record["facts"])
+    assert record["facts"].keys() >= {"token_sha256", "text_sha256", "seqlen", "bos", "loss_dtype"}
     assert record["facts"]["standard_error"].keys() == record["values"].keys()
-    assert {
-        "git_commit",
-        "git_dirty",
-        "cpu",
-        "threads",
-        "versions",
-        "identity",
-        "measured_at",
-    } <= set(record["provenance"])
-    for name, one in command.records().items():
-        assert content_id(one["provenance"]["identity"]) == name == one["cell_id"]
-        assert one["provenance"]["identity"]["components"]
+    provenance = "git_commit git_dirty cpu threads versions identity measured_at"
+    assert record["provenance"].keys() >= {*provenance.split()}
+    for name, each in command.records().items():
+        identity = each["provenance"]["identity"]
+        assert content_id(identity) == name == each["cell_id"]
+        assert identity["components"]
 
 
-def test_a_row_and_its_table_are_tracked_offline_by_default(command: CommandLine) -> None:
-    assert command(*QUICK, "baseline=false").code == 0
+def test_a_row_and_its_table_are_tracked_offline_by_default(command):
+    command(*QUICK, "baseline=false")
     outcome = command(QUICK[0], "baseline=false")  # measured before, without tracking
-    assert outcome.code == 0, outcome.err
     runs = wandb_offline.read_runs(command.results / "wandb")
     assert sorted(run.job_type for run in runs) == ["row", "table"]
     assert "wandb" not in outcome.out.replace(str(command.results), "")
 
 
-def test_a_folder_without_one_text_leaves_that_column_unmeasured_and_says_so(
-    command: CommandLine, tmp_path: Path
-) -> None:
+def test_a_folder_without_one_text_leaves_that_column_unmeasured_and_says_so(command, tmp_path):
     ptb = tmp_path / "texts/ptb/ptb.valid.txt"
     ptb.parent.mkdir(parents=True)
     ptb.write_text("a few words of a sentence\n" * 500)
-    wanted = ["method=none", "evaluate=[ppl:wikitext2,ppl:ptb]", *QUICK[1:]]
-    outcome = command(*wanted, f"data.root={tmp_path / 'texts'}")
-    assert outcome.code == 0, outcome.err
+    line = ["method=none", "evaluate=[ppl:wikitext2,ppl:ptb]", *QUICK[1:]]
+    outcome = command(*line, f"data.root={tmp_path / 'texts'}")
     (record,) = command.records().values()
     assert record["evaluation"]["text"]["protocol"] == "ptb"
     assert record["facts"]["text_differs"] == "500 rows, and ptb (validation) has 3370"
-    printed = " ".join(outcome.out.split())
-    assert "no text 'wikitext2' under data.root=" in printed
-    assert "another text than the published one: 500 rows, and ptb (validation) has" in printed
+    flat = " ".join(outcome.out.split())
+    assert "no text 'wikitext2' under data.root=" in flat
+    assert "another text than the published one: 500 rows, and ptb (validation) has" in flat
 
     (tmp_path / "empty").mkdir()
-    outcome = command(*wanted, f"data.root={tmp_path / 'empty'}")
-    assert outcome.code == 2
-    assert "docs/data-layout.md" in outcome.err
+    assert "docs/data-layout.md" in command(*line, f"data.root={tmp_path / 'empty'}", code=2).err

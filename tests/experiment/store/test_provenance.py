@@ -1,97 +1,80 @@
-"""What is said of a checkout is true: a changed file makes it dirty."""
-
-from __future__ import annotations
+"""What is said of a checkout is true; a speed is of one machine and number of threads, and nothing else is."""
 
 import platform
+import re
 import subprocess
-from pathlib import Path
 
 import pytest
+import torch
+from tests.base.refusals import refused
 
 import lutlab
-from lutlab.base import sources
+from lutlab.base import registry, sources
+from lutlab.base.specs import Measurement
+from lutlab.evaluators.generation import Generation
+from lutlab.experiment.plan.plan import job_from
+from lutlab.experiment.run import pipeline
 from lutlab.experiment.store import provenance
 from lutlab.experiment.store.provenance import environment, git_state, major_minor
+from lutlab.kernels.codegen.isa import Isa
+
+NOTHING = {"git_commit": None, "git_dirty": None}
+FILES = ("src/lutlab/a.py", "kernels/b.c", "experiments/c.yaml", "conf/d.yaml", "README.md")
 
 
-def git(root: Path, *arguments: str) -> str:
+def git(root, *arguments: str) -> str:
     """Run git without the user's configuration."""
     own = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(
-        ["git", *own, *arguments], cwd=root, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
+    line = ["git", *own, *arguments]
+    return subprocess.run(line, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def write(path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A clean checkout with lutlab's folders."""
-    for name in (
-        "src/lutlab/a.py",
-        "kernels/b.c",
-        "experiments/c.yaml",
-        "conf/d.yaml",
-        "README.md",
-    ):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("one\n")
-    (tmp_path / ".gitignore").write_text("*.pyc\n")
+def repository(tmp_path):
+    for name in FILES:
+        write(tmp_path / name, "one\n")
+    write(tmp_path / ".gitignore", "*.pyc\n")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-q", "-m", "one")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert git_state(tmp_path) == {"git_commit": commit, "git_dirty": False}
     return tmp_path
 
 
-def test_a_clean_checkout_is_clean(repository: Path) -> None:
-    commit = git(repository, "rev-parse", "HEAD")
-    assert git_state(repository) == {"git_commit": commit, "git_dirty": False}
-
-
-@pytest.mark.parametrize(
-    ("name", "staged", "dirty"),
-    [
-        ("src/lutlab/a.py", False, True),
-        ("kernels/b.c", True, True),
-        ("experiments/c.yaml", False, True),
-        ("conf/d.yaml", True, True),
-        *(("src/lutlab/new.py", staged, True) for staged in (False, True)),
-        ("src/lutlab/new.pyc", False, False),
-        ("README.md", True, False),
-    ],
-)
-def test_a_changed_file_that_decides_numbers_is_seen(repository, name, staged, dirty) -> None:
+@pytest.mark.parametrize(("name", "how", "dirty"), [
+    ("src/lutlab/a.py", "changed", True),
+    ("kernels/b.c", "staged", True),
+    ("kernels/b.c", "removed", True),
+    ("experiments/c.yaml", "changed", True),
+    ("conf/d.yaml", "staged", True),
+    ("src/lutlab/new.py", "changed", True),
+    ("src/lutlab/new.py", "staged", True),
+    ("src/lutlab/new.pyc", "changed", False),
+    ("README.md", "staged", False),
+])  # fmt: skip
+def test_a_changed_file_that_decides_numbers_is_seen(repository, name, how, dirty) -> None:
     (repository / name).write_text("two\n")
-    if staged:
+    if how == "removed":
+        (repository / name).unlink()
+    if how == "staged":
         git(repository, "add", name)
     assert git_state(repository)["git_dirty"] is dirty
 
 
-def test_a_removed_file_is_seen(repository: Path) -> None:
-    (repository / "kernels/b.c").unlink()
-    assert git_state(repository)["git_dirty"] is True
-
-
-def test_outside_of_a_repository_nothing_is_known(tmp_path: Path) -> None:
-    nothing = {"git_commit": None, "git_dirty": None}
-    assert git_state(None) == nothing
-    assert git_state(tmp_path) == nothing
-
-
-def test_a_wheel_has_no_commit_even_inside_a_repository(repository: Path, monkeypatch) -> None:
+def test_a_wheel_has_no_commit_even_inside_a_repository(repository, monkeypatch) -> None:
     monkeypatch.setattr(sources, "checkout", lambda: repository)
     assert provenance.repository() == repository
     installed = repository / "environment" / "lib"
     installed.mkdir(parents=True)
     for checkout in (None, installed):
-        monkeypatch.setattr(sources, "checkout", lambda found=checkout: found)
+        monkeypatch.setattr(sources, "checkout", lambda checkout=checkout: checkout)
         assert provenance.repository() is None
-
-
-def test_this_process_says_where_it_stands() -> None:
-    known = environment()
-    inside = provenance.repository() is not None
-    assert (known["git_commit"] is not None, known["git_dirty"] is not None) == (inside, inside)
 
 
 def test_git_is_asked_once_a_process(monkeypatch) -> None:
@@ -101,79 +84,72 @@ def test_git_is_asked_once_a_process(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("version", "minor"),
     [("2.13.0+cpu", "2.13"), ("2.13.0", "2.13"), ("5.2", "5.2"), ("5.0.0rc1", "5.0")],
 )
-def test_a_patch_release_says_nothing(version: str, said: str) -> None:
-    assert major_minor(version) == said
+def test_a_patch_release_says_nothing(version: str, minor: str) -> None:
+    assert major_minor(version) == minor
 
 
-def test_git_that_cannot_tell_is_no_error(repository: Path, monkeypatch, tmp_path: Path) -> None:
-    """A repository of another user, broken, without a commit; git that is missing or cannot be run."""
-    nothing = {"git_commit": None, "git_dirty": None}
-    # Git's own switch for safe.directory.
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    assert git_state(repository) == nothing
-    monkeypatch.delenv("GIT_TEST_ASSUME_DIFFERENT_OWNER")
+def test_git_that_cannot_tell_is_no_error(repository, monkeypatch, tmp_path_factory) -> None:
+    """No repository, one of another user, broken, without a commit; git that is missing or cannot be run."""
+    folder = tmp_path_factory.mktemp("outside")
+    assert git_state(None) == git_state(folder) == NOTHING
+    with monkeypatch.context() as patch:  # git's own switch for safe.directory
+        patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+        assert git_state(repository) == NOTHING
     assert git_state(repository)["git_commit"]
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    git(empty, "init", "-q")
-    assert git_state(empty) == nothing
+    git(folder, "init", "-q")
+    assert git_state(folder) == NOTHING
     (repository / ".git" / "HEAD").write_bytes(b"\xff\x00")
-    assert git_state(repository) == nothing
-    (tmp_path / "git").write_text("#!/nowhere\n")
-    (tmp_path / "git").chmod(0o755)
-    for path in (tmp_path, tmp_path / "nothing"):
+    assert git_state(repository) == NOTHING
+    (folder / "git").write_text("#!/nowhere\n")
+    (folder / "git").chmod(0o755)
+    for path in (folder, folder / "nothing"):
         monkeypatch.setenv("PATH", str(path))
-        assert git_state(empty) == nothing
+        assert git_state(folder) == NOTHING
 
 
-def test_a_shallow_clone_has_its_commit_whichever_repository_the_shell_is_in(
-    repository: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_a_shallow_clone_has_its_commit_wherever_the_shell_is(repository, tmp_path, monkeypatch):
     (repository / "README.md").write_text("two\n")
     git(repository, "commit", "-qam", "two")
     git(tmp_path, "clone", "-q", "--depth=1", repository.as_uri(), "shallow")
-    other = tmp_path / "other"
     git(tmp_path, "init", "-q", "other")
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    monkeypatch.chdir(other)
     (tmp_path / "shallow" / "src" / "ä\udcff.py").write_bytes(b"")
-    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
-    monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.quotePath")
-    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "false")
-    found = git_state(tmp_path / "shallow")
-    monkeypatch.delenv("GIT_DIR")
-    assert found == {"git_commit": git(repository, "rev-parse", "HEAD"), "git_dirty": True}
+    config = {"COUNT": "1", "KEY_0": "core.quotePath", "VALUE_0": "false"}
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "other")
+        patch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+        for key, value in config.items():
+            patch.setenv(f"GIT_CONFIG_{key}", value)
+        state = git_state(tmp_path / "shallow")
+    assert state == {"git_commit": git(repository, "rev-parse", "HEAD"), "git_dirty": True}
 
 
-def test_sources_have_a_digest_of_names_and_content(tmp_path: Path, monkeypatch) -> None:
+def test_sources_have_a_digest_of_names_and_content(tmp_path, monkeypatch) -> None:
     checkout, wheel = tmp_path / "checkout", tmp_path / "wheel"
-    for name in ("src/lutlab/a.py", "kernels/b.c", "experiments/c.yaml", "conf/d.yaml"):
-        shared = (
-            name.replace("src/lutlab", "lutlab") if "lutlab" in name else f"lutlab/share/{name}"
-        )
-        for path in (checkout / name, wheel / shared):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(name)
+    for name in FILES[:4]:
+        write(checkout / name, name)
+        packed = name.removeprefix("src/") if "lutlab" in name else f"lutlab/share/{name}"
+        write(wheel / packed, name)
 
-    def digest(package: Path, share: Path) -> str:
+    def digest(package, share) -> str:
         monkeypatch.setattr(provenance.lutlab, "__file__", str(package / "__init__.py"))
         monkeypatch.setattr(sources, "folder", lambda name: share / name)
         return provenance.sources_digest()
 
     ours = digest(checkout / "src/lutlab", checkout)
     assert ours == digest(wheel / "lutlab", wheel / "lutlab/share")
-    (checkout / "src/lutlab/__pycache__").mkdir()
-    (checkout / "src/lutlab/__pycache__/a.pyc").write_text("1")
+    write(checkout / "src/lutlab/__pycache__/a.pyc", "1")
     assert ours == digest(checkout / "src/lutlab", checkout)
     (checkout / "conf/d.yaml").rename(checkout / "conf/e.yaml")
     assert ours != digest(checkout / "src/lutlab", checkout)
 
 
-def test_a_record_names_the_tools_and_no_host() -> None:
+def test_a_record_names_commit_and_tools_and_no_host() -> None:
     known = environment()
+    inside = provenance.repository() is not None
+    assert (known["git_commit"] is not None, known["git_dirty"] is not None) == (inside, inside)
     assert {"sources", "isa", "blas", "compiler", "cpu", "threads"} <= known.keys()
     assert known["versions"]["lutlab"] == lutlab.__version__
     assert platform.node() not in str(known).split()
@@ -186,3 +162,76 @@ def test_tools_that_are_not_there_are_none(monkeypatch) -> None:
     assert (known["compiler"], known["isa"]) == (None, None)
     assert provenance.blas("built with: BLAS_INFO=open, ") == "open"
     assert provenance.blas("nothing") is None
+
+
+BOTH = ["model=llama-embedded-s", "evaluate=[generation,weight_error]", "logger=none"]
+
+
+@pytest.fixture(autouse=True)
+def no_decoding(monkeypatch) -> None:
+    monkeypatch.setattr(Generation, "measure", lambda *_: Measurement({"tokens_per_s": 1.0}, 1))
+
+
+def waiting(command, *arguments: str) -> int:
+    """How many cells of BOTH are still to be measured."""
+    outcome = command(*BOTH, "mode=plan", *arguments)
+    return int(re.search(r"(\d) cells to measure", outcome.out)[1])
+
+
+@pytest.mark.slow
+def test_another_machine_and_other_threads_are_another_cell(command, monkeypatch):
+    outcome = command(*BOTH, "threads=2")
+    assert outcome.code == 0, outcome.err
+    torch.set_num_threads(1)
+    assert {r["provenance"]["threads"] for r in command.records().values()} == {2}
+    assert waiting(command, "threads=2") == 0
+    assert waiting(command) == 1  # the speed, not the weights' error
+    about = provenance.environment()
+    for known in (about | {"cpu": "another"}, about | {"cores": 1000}):
+        monkeypatch.setattr(provenance, "environment", lambda known=known: known)
+        assert waiting(command, "threads=2") == 1
+    monkeypatch.setattr(provenance, "environment", lambda: about)
+    assert waiting(command, "threads=2") == 0
+    monkeypatch.setattr(provenance, "detect", lambda: Isa("another", ()))
+    assert waiting(command, "threads=2") == 1
+
+
+def test_a_gpu_is_part_of_it_where_it_computes(monkeypatch) -> None:
+    monkeypatch.setattr(provenance, "gpu_name", lambda device: f"the GPU of {device}")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert "gpu" not in provenance.machine("cpu")
+    assert provenance.machine("cuda")["gpus"] == 1
+    assert provenance.machine("spread")["gpus"] == 3
+    assert provenance.machine("cuda:1")["gpu"] == "the GPU of cuda:1"
+
+
+def test_no_threads_are_refused() -> None:
+    refused("at least 1", provenance.machine, "cpu", threads=-1)
+
+
+def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch) -> None:
+    launched, sweep = [], pipeline.sweep
+    monkeypatch.setattr(
+        pipeline, "sweep", lambda a, compose, launch: sweep(a, compose, launched.append)
+    )
+
+    def threads(evaluators: str) -> list[list[int | None]]:
+        """What each job asks for, launch by launch."""
+        launched.clear()
+        command(BOTH[0], evaluators, BOTH[2], "q=2,3")
+        return [[job_from(job[-1][len("job='") : -1]).threads for job in jobs] for jobs in launched]
+
+    assert threads(BOTH[1]) == [[1], [1]]
+    assert threads("evaluate=[weight_error]") == [[None, None]]
+
+
+def test_which_evaluators_measure_the_machine() -> None:
+    names = {n for n, e in registry.classes("evaluator").items() if e.of_this_machine}
+    assert {"generation", "llama_cpp", "peak_memory"} <= names
+    assert names.isdisjoint({"ppl", "lambada", "zero_shot", "weight_error", "model_size"})
+
+
+def test_the_machine_names_its_folder() -> None:
+    about = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
+    assert provenance.machine_name(about) == "amd-epyc-2cores"
+    assert provenance.machine_name(about | {"gpu": "NVIDIA H200"}) == "amd-epyc-2cores-nvidia-h200"

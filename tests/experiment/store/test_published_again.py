@@ -4,8 +4,6 @@ Of methods without calibration: where another processor's products differ in the
 and calibrated ones by a code here and there.
 """
 
-from __future__ import annotations
-
 import pytest
 from tests.conftest import ROOT
 
@@ -24,22 +22,16 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("artifact", "method", "evaluator"), CELLS)
-def test_a_quality_is_that_of_its_record(
-    artifact: str, method: str, evaluator: str, command
-) -> None:
-    records = read_lines(MACHINE / artifact / LINES).values()
-    record = min(
-        (
-            r
-            for r in records
-            if (r.run["method"], r.evaluation["evaluator"]) == (method, evaluator)
-            and r.run["model"]["source"] == r.evaluation["text"]["source"] == "embedded"
-            and not prune.moved(r)
-        ),
-        key=lambda r: (r.seconds, r.cell_id),
-    )
+def test_a_quality_is_that_of_its_record(artifact, method, evaluator, command) -> None:
+    records = [
+        (r.seconds, r.cell_id, r)
+        for r in read_lines(MACHINE / artifact / LINES).values()
+        if (r.run["method"], r.evaluation["evaluator"]) == (method, evaluator)
+        and r.run["model"]["source"] == r.evaluation["text"]["source"] == "embedded"
+        and not prune.moved(r)
+    ]
+    *_, record = min(records)
     line = overrides_of(run_from(record.run), evaluation_from(record.evaluation), None)
-    done = command(*line, "logger=none", "baseline=false")
-    assert done.code == 0, done.err
-    found = command.records()[record.cell_id]
-    assert found["values"] == pytest.approx(record.values, rel=1e-5)
+    outcome = command(*line, "logger=none", "baseline=false")
+    assert outcome.code == 0, outcome.err
+    assert command.records()[record.cell_id]["values"] == pytest.approx(record.values, rel=1e-5)

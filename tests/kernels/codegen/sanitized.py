@@ -11,16 +11,23 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from lutlab.base.kept import findings
-from lutlab.kernels.codegen import compiler, library
+from lutlab.kernels.codegen import compiler, isa, library
 from lutlab.kernels.codegen.isa import Isa
 
+PORTABLE = isa.ISAS[-1]
+# A source to try things with.
+SCALE = """
+void scale(const float *x, float *y, long n, float c, int threads) {
+#pragma omp parallel for num_threads(threads)
+    for (long i = 0; i < n; i++) y[i] = x[i] * c;
+}
+"""
 SANITIZERS = ("address", "undefined")
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi")  # no vector is ever passed
 
@@ -31,7 +38,7 @@ _MAIN = """
 static void *buffer(const char *path, size_t size) {
     void *memory = NULL;
     FILE *file = fopen(path, "rb");
-    if (!file || posix_memalign(&memory, ALIGNMENT, size) || fread(memory, 1, size, file) != size) exit(90);
+    if (!file || posix_memalign(&memory, 16, size) || fread(memory, 1, size, file) != size) exit(90);
     fclose(file);
     return memory;
 }
@@ -44,9 +51,7 @@ static void keep(const char *path, void *memory, size_t size) {
 """
 
 
-def program(
-    source: str, main: str, isa: Isa, folder: Path, *, define: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
+def program(source: str, main: str, isa: Isa, folder: Path) -> subprocess.CompletedProcess[str]:
     """Compile a C source and its main with sanitizers and run them; a finding is a return code and a stderr.
 
     A warning of the compiler is an error here. The program is kept in the user's cache folder. It is not optimized,
@@ -54,7 +59,7 @@ def program(
     """
     cc = compiler.find()
     flags = (*compiler.FLAGS, *isa.flags, *compiler.sanitizing(SANITIZERS), *compiler.OPENMP)
-    flags = (*define, *WARNINGS, *flags, "-O0", "-lm")
+    flags = (*WARNINGS, *flags, "-O0", "-lm")
     identity = "\n".join((source, main, cc.version, *cc.command, *flags))
     name = f"sanitized-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
     kept = findings.writable(library.cache_folder()) / name
@@ -70,25 +75,12 @@ def program(
 
 
 def call(
-    source: str,
-    function: str,
-    *arguments: torch.Tensor | int | float,
-    isa: Isa,
-    folder: Path,
-    alignment: int = 16,
+    source: str, function: str, *arguments: torch.Tensor | int | float, isa: Isa, folder: Path
 ) -> list[torch.Tensor]:
     """Call a function of a C source; what its tensor arguments hold afterwards, in their order.
 
-    Args:
-        source: C source; the function's prototype converts the arguments.
-        function: its name.
-        arguments: tensors become pointers to their contiguous elements, numbers stay numbers.
-        isa: one that this CPU runs.
-        folder: an empty one, for the program and its data.
-        alignment: bytes; of every buffer, at least 8.
-
-    Raises:
-        AssertionError: the program does not compile, or a sanitizer found something.
+    arguments: tensors become pointers to their contiguous elements, numbers stay numbers; folder: an empty one, for the
+    program and its data. AssertionError: the program does not compile, or a sanitizer found something.
     """
     tensors = [a.contiguous() for a in arguments if isinstance(a, torch.Tensor)]
     passed, opened, kept = [], [], []
@@ -96,15 +88,14 @@ def call(
         if not isinstance(argument, torch.Tensor):
             passed.append(repr(argument))
             continue
-        at = len(opened)
-        size = tensors[at].nbytes
+        at, size = len(opened), argument.nbytes
         _bytes(tensors[at]).tofile(folder / f"in{at}")
         passed.append(f"b{at}")
         opened.append(f'    void *b{at} = buffer("in{at}", {size});\n')
         kept.append(f'    keep("out{at}", b{at}, {size});\n')
     body = f"{''.join(opened)}    {function}({', '.join(passed)});\n{''.join(kept)}    return 0;\n"
     main = f"{_MAIN}\nint main(void) {{\n{body}}}\n"
-    done = program(source, main, isa, folder, define=(f"-DALIGNMENT={alignment}",))
+    done = program(source, main, isa, folder)
     assert done.returncode == 0, done.stderr
     after = [torch.empty_like(tensor) for tensor in tensors]
     for at, tensor in enumerate(after):
@@ -115,18 +106,3 @@ def call(
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
     """The memory of a contiguous tensor, of whatever dtype."""
     return tensor.view(-1).view(torch.uint8).numpy()
-
-
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with AddressSanitizer preloaded; the code loads libraries with sanitize=SANITIZERS.
-
-    Leaks are not looked for: Python itself leaves memory at its end.
-    """
-    cc = compiler.find()
-    asan = subprocess.run(
-        [*cc.command, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    environment = os.environ | {"LD_PRELOAD": asan, "ASAN_OPTIONS": "detect_leaks=0"}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
-    )

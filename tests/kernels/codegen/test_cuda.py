@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from tests.kernels.checks import refused
 from tests.kernels.gpu.cuda_on_host import needs_nvrtc
 
-from lutlab.base.errors import LutlabError
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.codegen.cuda import Resources
 
@@ -55,15 +55,14 @@ def test_a_source_is_one_text_that_tells_where_its_lines_come_from(folder):
 
 
 def test_a_parameter_that_the_file_does_not_use_and_a_missing_file_are_refused(folder):
-    with pytest.raises(LutlabError, match=r"kernels/cuda/op/k.cu has no parameter WIDHT"):
-        cuda.source("op/k.cu", {"WIDHT": 8}, root=folder)
-    with pytest.raises(LutlabError, match=r"cannot read kernels/cuda/op/none.cu: No such file"):
-        cuda.source("op/none.cu", {}, root=folder)
+    misspelt = "op/k.cu", {"WIDHT": 8}
+    refused("kernels/cuda/op/k.cu has no parameter WIDHT", cuda.source, *misspelt, root=folder)
+    message = "cannot read kernels/cuda/op/none.cu: No such file"
+    refused(message, cuda.source, "op/none.cu", {}, root=folder)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90", "sm_90a"])
-def test_compiling_needs_no_gpu(arch, tmp_path, monkeypatch):
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+def test_compiling_needs_no_gpu(arch, cache):
     built = cuda.build(SOURCE, "test", arch)
     assert built.path.read_bytes()[:4] == b"\x7fELF"
     assert (built.arch, sorted(built.resources)) == (arch, ["spill", "twice"])
@@ -73,9 +72,8 @@ def test_compiling_needs_no_gpu(arch, tmp_path, monkeypatch):
     assert (spill.shared_bytes, spill.stack_bytes) == (256, 1200)
 
 
-def test_a_cubin_ends_where_its_headers_end(tmp_path, monkeypatch):
+def test_a_cubin_ends_where_its_headers_end(cache):
     """CuPy's getCUBIN drops the last byte; a driver that loads the file reads beyond its end."""
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
     data = cuda.build(SOURCE, "elf", "sm_90").path.read_bytes()
     program, sections = struct.unpack_from("<QQ", data, 0x20)
     sizes = struct.unpack_from("<HHHH", data, 0x36)
@@ -84,14 +82,12 @@ def test_a_cubin_ends_where_its_headers_end(tmp_path, monkeypatch):
     assert cuda.whole_elf(data[:-1]) == data
 
 
-def test_a_cubin_is_kept_and_made_again_where_it_is_damaged(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+def test_a_cubin_is_kept_and_made_again_where_it_is_damaged(cache, monkeypatch, caplog):
     first = cuda.build(SOURCE, "kept", "sm_90")
     cuda._build.cache_clear()
-    monkeypatch.setattr(cuda, "_compile", lambda *_: pytest.fail("it is there"))
-    assert cuda.build(SOURCE, "kept", "sm_90") == first
-    monkeypatch.undo()
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda, "_compile", lambda *_: pytest.fail("it is there"))
+        assert cuda.build(SOURCE, "kept", "sm_90") == first
     before = first.path.read_bytes()
     first.path.write_bytes(before[:-1])
     cuda._build.cache_clear()
@@ -100,55 +96,33 @@ def test_a_cubin_is_kept_and_made_again_where_it_is_damaged(tmp_path, monkeypatc
     assert f"{first.path.parent} is damaged (kernel.cubin is not what was built)" in caplog.text
 
 
-def test_an_error_of_the_compiler_names_file_and_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("LUTLAB_CACHE", str(tmp_path))
+def test_what_nvrtc_cannot_compile_is_told(cache):
     text = '#line 7 "kernels/cuda/op/k.cu"\n__global__ void k() { nothing(); }\n'
-    with pytest.raises(
-        LutlabError, match=r'refused.cu:\nkernels/cuda/op/k.cu\(7\): error: .*"nothing"'
-    ):
-        cuda.build(text, "wrong", "sm_90")
+    message = r'refused.cu:\nkernels/cuda/op/k.cu\(7\): error: .*"nothing"'
+    refused(message, cuda.build, text, "wrong", "sm_90")
+    message = r"NVRTC \d+\.\d+ does not compile for sm_20; it knows .*sm_90"
+    refused(message, cuda.build, SOURCE, "old", "sm_20")
 
 
-def test_an_architecture_that_nvrtc_does_not_know():
-    with pytest.raises(
-        LutlabError, match=r"NVRTC \d+\.\d+ does not compile for sm_20; it knows .*sm_90"
-    ):
-        cuda.build(SOURCE, "old", "sm_20")
-
-
-def said_without(code):
-    """What a process says of building, after code that takes something away."""
+@pytest.mark.parametrize(("taken", "told"), [
+    ("import sys; sys.modules['cupy'] = None; sys.modules['cupy.cuda'] = None",
+     ("CUDA kernels need CuPy", "cupy-cuda13x")),
+    ("import cuda.pathfinder as p\ndef none(*_): raise p.DynamicLibNotFoundError('no libnvrtc here')\n"
+     "p.load_nvidia_dynamic_lib = none",
+     ("CuPy finds no NVRTC of CUDA", "pip install nvidia-cuda-nvrtc", "no libnvrtc here")),
+    ("import cuda.pathfinder as p\np.find_nvidia_header_directory = lambda part: None",
+     ("CUDA's headers (cuda_fp16.h) are not installed: pip install nvidia-cuda-nvrtc",)),
+], ids=["CuPy", "NVRTC", "headers"])  # fmt: skip
+def test_what_is_not_installed_is_told(cache, taken, told):
+    """By a process after code that takes it away."""
+    if "pathfinder" in taken:
+        pytest.importorskip("cuda.pathfinder")
     program = (
-        f"{code}\nfrom lutlab.kernels.codegen import cuda\nfrom lutlab.base.errors import LutlabError\n"
+        f"{taken}\nfrom lutlab.kernels.codegen import cuda\nfrom lutlab.base.errors import LutlabError\n"
         "try: cuda.build('', 'x', 'sm_90')\nexcept LutlabError as error: print(error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_no_cupy():
-    said = said_without("import sys; sys.modules['cupy'] = None; sys.modules['cupy.cuda'] = None")
-    assert "CUDA kernels need CuPy" in said
-    assert "cupy-cuda13x" in said
-
-
-def test_no_nvrtc():
-    pytest.importorskip("cuda.pathfinder")
-    said = said_without(
-        "import cuda.pathfinder as p\ndef none(*_): raise p.DynamicLibNotFoundError('no libnvrtc here')\n"
-        "p.load_nvidia_dynamic_lib = none"
-    )
-    assert "CuPy finds no NVRTC of CUDA" in said
-    assert "pip install nvidia-cuda-nvrtc" in said
-    assert "no libnvrtc here" in said
-
-
-def test_no_headers():
-    said = said_without(
-        "import cuda.pathfinder as p\np.find_nvidia_header_directory = lambda part: None\n"
-        "import tempfile, os; os.environ['LUTLAB_CACHE'] = tempfile.mkdtemp()"
-    )
-    assert "CUDA's headers (cuda_fp16.h) are not installed: pip install nvidia-cuda-nvrtc" in said
+    for part in told:
+        assert part in done.stdout

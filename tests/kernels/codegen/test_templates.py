@@ -1,10 +1,11 @@
-"""A template and its parameters become C that says where it comes from."""
+"""A template and its parameters become C that says where it comes from, once for the same templates."""
 
 import jinja2
 import pytest
 from tests.kernels.codegen import sanitized
 
 from lutlab.kernels.codegen import isa, templates
+from lutlab.kernels.cpu import bcq_gemv as bcq
 
 SCALE = """\
 {% include "demo/head.h" %}
@@ -30,14 +31,10 @@ def kernels(tmp_path, monkeypatch):
     (tmp_path / "demo" / "head.h").write_text("#define FLOAT float\n")
     (tmp_path / "demo" / "scale.c").write_text(SCALE)
     monkeypatch.setattr(templates, "ROOT", tmp_path)
-    return tmp_path
 
 
 def test_golden(kernels):
     assert templates.render("demo/scale.c", steps=2, factor="3.0f") == GOLDEN
-
-
-def test_a_parameter_that_was_forgotten(kernels):
     with pytest.raises(jinja2.UndefinedError, match="factor"):
         templates.render("demo/scale.c", steps=2)
 
@@ -51,5 +48,29 @@ def test_no_parameter_ends_the_comment(kernels, tmp_path):
     assert sanitized.program(source, main, isa.detect(), tmp_path).returncode == 0
 
 
-def test_templates_are_in_the_repository():
-    assert templates.ROOT.parent.joinpath("README.md").is_file()
+def test_a_source_is_rendered_once_and_again_when_a_template_changes(cache, monkeypatch):
+    calls = []
+
+    @templates.cached
+    def source(on, *, q):
+        calls.append(q)
+        return f"{on.name} {q}"
+
+    on = isa.ISAS[-1]
+    assert source(on, q=2) == "portable 2"
+    source.cache_clear()  # as another process
+    assert source(on, q=2) == "portable 2"
+    assert calls == [2]
+    monkeypatch.setattr(templates, "_generators", lambda root: "other templates")
+    source.cache_clear()
+    assert source(on, q=2) == "portable 2"
+    assert source(on, q=3) == "portable 3"
+    assert calls == [2, 2, 3]
+
+
+def test_kept_sources_are_those_rendered(cache):
+    how = {"q": 2, "groups_in_unit": 1, "alpha": "f16", "offset": None}
+    text = bcq.source(isa.ISAS[-1], **how)
+    bcq.source.cache_clear()
+    assert bcq.source(isa.ISAS[-1], **how) == text == bcq.source.__wrapped__(isa.ISAS[-1], **how)
+    assert len(list(cache.parent.glob("known/source-*"))) == 1

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.kernels.checks import inputs
 from tests.kernels.weights import packed, uniform_tensor
 
 from lutlab.base.kept.files import sealed
@@ -11,7 +12,7 @@ from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import isa
 from lutlab.kernels.cpu import uniform_gemv
 from lutlab.kernels.cpu.rows import rows_gemv, rows_tuning
-from lutlab.kernels.cpu.rows.rows_tuning import PANELS, PREFETCHES, Tuning
+from lutlab.kernels.cpu.rows.rows_tuning import PANELS, PREFETCHES, Tuning, known, tune
 from lutlab.kernels.dispatch import prepare
 
 PLAIN = PackedUniform.pack(uniform_tensor(40, 2500, 4, 64))
@@ -43,48 +44,46 @@ def made_up(monkeypatch, tmp_path):
 
 
 def test_the_fastest_pair_is_kept_for_its_shape_and_threads(made_up):
-    one = kernel()
-    assert rows_tuning.known(one, pack(512), 1) is None
-    assert rows_tuning.tune(one, pack, DEFAULT, threads=1) == FASTEST
+    assert known(kernel(), pack(512), 1) is None
+    assert tune(kernel(), pack, DEFAULT, threads=1) == FASTEST
     assert made_up == [(PANELS, PREFETCHES)]
-    assert rows_tuning.known(one, pack(1024), 1) == FASTEST
-    assert rows_tuning.known(one, pack(512), 2) is None
-    assert rows_tuning.known(one, packed(40, 1400, "codes", 4, 64), 1) is None
-    assert rows_tuning.tune(one, pack, DEFAULT, threads=2) == FASTEST
-    assert rows_tuning.known(one, pack(512), 1) == FASTEST
+    assert known(kernel(), pack(1024), 1) == FASTEST
+    assert known(kernel(), pack(512), 2) is None
+    assert known(kernel(), packed(40, 1400, "codes", 4, 64), 1) is None
+    assert tune(kernel(), pack, DEFAULT, threads=2) == FASTEST
+    assert known(kernel(), pack(512), 1) == FASTEST
 
 
 def test_the_default_stays_where_another_pair_is_hardly_faster(made_up, monkeypatch):
     hardly = {FASTEST: 1.0, DEFAULT: 1.01, Tuning(512, 2048): 1.5}
     monkeypatch.setattr(rows_tuning, "times", lambda *_, **__: hardly)
-    assert rows_tuning.tune(kernel(), pack, DEFAULT, threads=1) == DEFAULT
+    assert tune(kernel(), pack, DEFAULT, threads=1) == DEFAULT
     hardly[DEFAULT] = 1.1
-    assert rows_tuning.tune(kernel(), pack, DEFAULT, threads=1) == FASTEST
+    assert tune(kernel(), pack, DEFAULT, threads=1) == FASTEST
 
 
 @pytest.mark.parametrize("wrong", [{"panel_columns": 48}, {"prefetch_bytes": -1}, {"more": 1}])
 def test_a_tuning_that_was_never_tried_counts_as_damage(made_up, caplog, wrong):
-    rows_tuning.tune(kernel(), pack, DEFAULT, threads=1)
-    ((key, found),) = rows_tuning._read().items()
+    tune(kernel(), pack, DEFAULT, threads=1)
+    ((key, tuning),) = rows_tuning._read().items()
     file = rows_tuning._file()
-    file.write_bytes(sealed({key: found | wrong}, file.name))
-    assert rows_tuning.known(kernel(), pack(512), 1) is None
+    file.write_bytes(sealed({key: tuning | wrong}, file.name))
+    assert known(kernel(), pack(512), 1) is None
     assert f"{file} is damaged (" in caplog.text
-    rows_tuning.tune(kernel(), pack, DEFAULT, threads=1)
-    assert rows_tuning.known(kernel(), pack(512), 1) == FASTEST
+    tune(kernel(), pack, DEFAULT, threads=1)
+    assert known(kernel(), pack(512), 1) == FASTEST
 
 
 def test_a_layer_is_packed_as_tuned_and_tuned_only_when_asked(made_up, monkeypatch):
-    weight = PLAIN
-    x = torch.randn(2, 2500, generator=torch.Generator().manual_seed(0))
-    untuned = prepare(weight, "cpu")
+    x = inputs(2, 2500)
+    untuned = prepare(PLAIN, "cpu")
     assert made_up == []
     assert untuned.rows.panel_columns == uniform_gemv.PANEL_COLUMNS
     monkeypatch.setenv("LUTLAB_TUNE", "1")
-    tuned = prepare(weight, "cpu")
+    tuned = prepare(PLAIN, "cpu")
     assert len(made_up) == 1
     monkeypatch.delenv("LUTLAB_TUNE")
-    for chosen in (tuned, prepare(weight, "cpu")):
+    for chosen in (tuned, prepare(PLAIN, "cpu")):
         assert chosen.rows.panel_columns == FASTEST.panel_columns
         assert chosen.kernel.prefetch_bytes == FASTEST.prefetch_bytes
         assert torch.equal(chosen(x), untuned(x))
@@ -92,13 +91,13 @@ def test_a_layer_is_packed_as_tuned_and_tuned_only_when_asked(made_up, monkeypat
 
 
 def test_real_times_of_every_pair():
-    found = rows_tuning.times(kernel(), pack, (256, 512), (0, 64), cold_bytes=0, seconds=0)
-    assert set(found) == {Tuning(panel, distance) for panel in (256, 512) for distance in (0, 64)}
-    assert all(seconds > 0 for seconds in found.values())
+    times = rows_tuning.times(kernel(), pack, (256, 512), (0, 64), cold_bytes=0, seconds=0)
+    assert set(times) == {Tuning(panel, distance) for panel in (256, 512) for distance in (0, 64)}
+    assert all(seconds > 0 for seconds in times.values())
 
 
 def test_candidates_give_the_same_product():
-    x = torch.randn(2, 2500, generator=torch.Generator().manual_seed(0))
+    x = inputs(2, 2500)
     expected = kernel().gemv(x, pack(512))
     for panel in PANELS:
         assert torch.equal(kernel().gemv(x, pack(panel)), expected)

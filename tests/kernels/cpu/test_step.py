@@ -11,9 +11,9 @@ from tests.kernels.codegen import sanitized
 from lutlab.kernels.codegen import isa, library
 from lutlab.kernels.cpu import step
 
-ISAS = {one.name: one for one in isa.runnable()}
+ISAS = {each.name: each for each in isa.runnable()}
 TEST = """
-void of(int which, const float *x, long n, float *y)
+void function(int which, const float *x, long n, float *y)
 {
     for (long j = 0; j < n; j += LANES) {
         const lanes_f a = load_float32(x + j);
@@ -30,14 +30,13 @@ void of(int which, const float *x, long n, float *y)
 """
 
 
-def vectors(name: str):
+def vectors(name):
     """which, x -> y of a function of TEST."""
     built = library.load(step.source(ISAS[name]) + TEST, "step-test", ISAS[name])
 
-    def call(which: int, x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty_like(x)
-        where = ctypes.c_void_p(x.data_ptr()), ctypes.c_long(len(x)), ctypes.c_void_p(y.data_ptr())
-        built.of(which, *where)
+    def call(which, x):
+        y, pointer = torch.empty_like(x), ctypes.c_void_p
+        built.function(which, pointer(x.data_ptr()), ctypes.c_long(len(x)), pointer(y.data_ptr()))
         return y
 
     return call
@@ -45,15 +44,14 @@ def vectors(name: str):
 
 @pytest.mark.parametrize("name", [name for name in ISAS if name != "neon"])
 def test_functions_of_vectors(name):
-    of = vectors(name)
+    call = vectors(name)
     x = torch.cat([torch.linspace(-86, 88, 2**14), torch.randn(2**14) * 1e-3, torch.randn(2**14)])
     for which, exact in ((0, torch.exp), (1, torch.erf), (2, torch.sigmoid)):
-        expected = exact(x.double())
-        wrong = (of(which, x).double() - expected).abs() / expected
-        assert wrong.abs().nan_to_num(0).max() <= 2.0**-22, which  # two units in the last place
+        two_units_in_the_last_place = {"rtol": 2.0**-22, "atol": 0, "check_dtype": False}
+        torch.testing.assert_close(call(which, x), exact(x.double()), **two_units_in_the_last_place)
     ends = torch.tensor([torch.nan, -torch.inf, -1e4, 0.0]).repeat(4)
-    assert torch.equal(of(0, ends)[1:4], torch.tensor([0.0, 0.0, 1.0]))
-    assert all(of(which, ends)[0].isnan() for which in range(5))
+    assert torch.equal(call(0, ends)[1:4], torch.tensor([0.0, 0.0, 1.0]))
+    assert all(call(which, ends)[0].isnan() for which in range(5))
     every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16)
     for which, dtype in ((3, torch.float16), (4, torch.bfloat16)):
         held = every.view(dtype).float()
@@ -62,13 +60,12 @@ def test_functions_of_vectors(name):
         halfway = (held + held.roll(1)) / 2  # ties, half of them to even
         for x in (held, between[between.abs() < 65500], halfway[halfway.abs() < 65500]):
             x = x[: len(x) // 16 * 16].contiguous()
-            assert torch.equal(of(which, x), x.to(dtype).float())
+            assert torch.equal(call(which, x), x.to(dtype).float())
 
 
-@pytest.mark.parametrize("name", [one.name for one in isa.buildable() if one.name not in ISAS])
-def test_other_instruction_sets_compile(name):
-    one = next(i for i in isa.ISAS if i.name == name)
-    assert (library.build(step.source(one), "compiled", one) / "kernel.so").exists()
+@pytest.mark.parametrize("other", [each for each in isa.buildable() if each.name not in ISAS])
+def test_other_instruction_sets_compile(other):
+    assert (library.build(step.source(other), "compiled", other) / "kernel.so").exists()
 
 
 # A layer of 3 query heads over 1 of keys, sizes that fill no vector, two rows of a cache of float16.
@@ -118,22 +115,14 @@ void run(const float *weights, const uint16_t *halves, const float *numbers, uin
 def test_sanitizers_find_nothing(tmp_path):
     torch.manual_seed(0)
     name = next(iter(ISAS))
-    room = -(-6 // step.LANES.get(name, step.PORTABLE_LANES)) * step.LANES.get(
-        name, step.PORTABLE_LANES
-    )
-    ids = [1, 2, 3, 4, *(0, 0, 1, 1), *(0, 1, 0, 1), *(2, 3)]
-    after = sanitized.call(
-        step.source(ISAS[name]) + STEP,
-        "run",
-        torch.randn(30, 32),
-        torch.randn(11, 32).half(),
-        torch.randn(64),
-        *torch.zeros(2, 2 * 5 * room).half(),
-        torch.zeros(3, dtype=torch.float64),
-        torch.tensor(ids),
-        torch.full((22,), torch.nan),
-        isa=isa.Isa(name, (*ISAS[name].flags, "-O0")),
-        folder=tmp_path,
-    )
+    lanes = step.LANES.get(name, step.PORTABLE_LANES)
+    cache = torch.zeros(2, 2 * 5 * -(-6 // lanes) * lanes).half()
+    weights, halves, numbers = torch.randn(30, 32), torch.randn(11, 32).half(), torch.randn(64)
+    seconds = torch.zeros(3, dtype=torch.float64)
+    ids = torch.tensor([1, 2, 3, 4, *(0, 0, 1, 1), *(0, 1, 0, 1), *(2, 3)])
+    arguments = (weights, halves, numbers, *cache, seconds, ids, torch.full((22,), torch.nan))
+    on = isa.Isa(name, (*ISAS[name].flags, "-O0"))
+    source = step.source(ISAS[name]) + STEP
+    after = sanitized.call(source, "run", *arguments, isa=on, folder=tmp_path)
     assert after[-1].isfinite().all()
     assert (after[5] > 0).all()

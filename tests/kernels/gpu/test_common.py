@@ -11,10 +11,9 @@ from tests.kernels.gpu import cuda_on_host
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu.lut_gemv import launcher
 
-# name -> text of a kernel of a test's own and its functions
+# Texts of kernels of a test's own.
 KERNELS = {
-    "bfloat": (
-        """
+    "bfloat": """
 #include "common.cuh"
 extern "C" __global__ void convert(const bfloat_t *narrow, float *widened, const float *wide, bfloat_t *rounded)
 {
@@ -27,10 +26,7 @@ extern "C" __global__ void units(const float *largest, float *units, int bits)
     units[threadIdx.x] = unit_below(largest[threadIdx.x], bits);
 }
 """,
-        ("convert", "units"),
-    ),
-    "popc": (
-        """
+    "popc": """
 #include "common.cuh"
 extern "C" __global__ void multiply(const word_t *a, const word_t *b, int *d)
 {
@@ -39,22 +35,18 @@ extern "C" __global__ void multiply(const word_t *a, const word_t *b, int *d)
     at[0] = mine.x; at[1] = mine.y; at[2] = mine.z; at[3] = mine.w;
 }
 """,
-        ("multiply",),
-    ),
-    "half": (
-        """
+    "half": """
 #include "lut_gemv/half_mma.cuh"
 extern "C" __global__ void multiply(const unsigned *a, const unsigned *b, const float4 *c, float4 *d)
 {
-    Operands of;
-    for (int i = 0; i < 4; i++) of.a[i] = a[4 * threadIdx.x + i];
-    for (int i = 0; i < 2; i++) of.b[i] = b[2 * threadIdx.x + i];
-    d[threadIdx.x] = multiply_add(of, c[threadIdx.x]);
+    Operands mine;
+    for (int i = 0; i < 4; i++) mine.a[i] = a[4 * threadIdx.x + i];
+    for (int i = 0; i < 2; i++) mine.b[i] = b[2 * threadIdx.x + i];
+    d[threadIdx.x] = multiply_add(mine, c[threadIdx.x]);
 }
 """,
-        ("multiply",),
-    ),
 }
+FUNCTIONS = {"bfloat": ("convert", "units"), "popc": ("multiply",), "half": ("multiply",)}
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +56,20 @@ def texts(tmp_path_factory):
     (folder / "lut_gemv").mkdir()
     for name in ("common.cuh", "lut_gemv/half_mma.cuh"):
         shutil.copy(cuda.ROOT / name, folder / name)
-    for name, (text, _) in KERNELS.items():
+    for name, text in KERNELS.items():
         (folder / f"{name}.cu").write_text(text)
     return {name: cuda.source(f"{name}.cu", {}, folder) for name in KERNELS}
 
 
 @pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
 def launch(request, texts):
-    """(name, function, grid, block, *arguments): launch a kernel, on the CPU or on a GPU; tensors change in place."""
+    """(name, function, *arguments): launch a kernel, on the CPU or on a GPU; tensors change in place."""
 
-    def on_the_host(name, function, grid, block, *arguments):
-        kernels = cuda_on_host.build(texts[name], KERNELS[name][1])
-        how = {"grid": (grid, 1, 1), "block": (block, 1, 1), "arguments": arguments}
-        cuda_on_host.launch(kernels, function, **how)
+    def on_the_host(name, function, *arguments, grid=1, block=32):
+        kernels = cuda_on_host.build(texts[name], FUNCTIONS[name])
+        cuda_on_host.launch(kernels, function, *arguments, grid=grid, block=block)
 
-    def on_a_gpu(name, function, grid, block, *arguments):
+    def on_a_gpu(name, function, *arguments, grid=1, block=32):
         device = launcher.device_of("cuda")
         here = launcher.gpu(device)
         built = cuda.build(texts[name], f"test-{name}", here.arch)
@@ -98,15 +89,8 @@ def launch(request, texts):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles(texts, name, arch):
-    found = cuda.build(texts[name], f"test-{name}", arch).resources
-    assert all(found[function].spill_bytes == 0 for function in KERNELS[name][1])
-
-
-# ---- bfloat_t, which CUDA's headers have no part in ----
-
-
-def every_bfloat16():
-    return torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    resources = cuda.build(texts[name], f"test-{name}", arch).resources
+    assert all(resources[function].spill_bytes == 0 for function in FUNCTIONS[name])
 
 
 def floats():
@@ -120,14 +104,14 @@ def floats():
 
 
 def test_bfloat16_is_read_exactly_and_rounded_as_torch_does(launch):
-    narrow, wide = every_bfloat16(), floats()
-    widened, rounded = torch.zeros(2**16), torch.zeros(2**16, dtype=torch.bfloat16)
-    launch("bfloat", "convert", 256, 256, narrow, widened, wide, rounded)
-    assert torch.equal(widened.nan_to_num(7.0), narrow.float().nan_to_num(7.0))
-    assert torch.equal(widened.isnan(), narrow.isnan())
+    narrow = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)  # every one
+    wide, widened = floats(), torch.zeros(2**16)
+    rounded = torch.zeros(2**16, dtype=torch.bfloat16)
+    launch("bfloat", "convert", narrow, widened, wide, rounded, grid=256, block=256)
+    torch.testing.assert_close(widened, narrow.float(), rtol=0, atol=0, equal_nan=True)
     same = rounded.view(torch.int16) == wide.to(torch.bfloat16).view(torch.int16)
-    assert (same | wide.isnan()).all()
     assert torch.equal(rounded.isnan(), wide.isnan())
+    assert (same | wide.isnan()).all()
 
 
 @pytest.mark.parametrize("bits", [12, 15])
@@ -135,7 +119,7 @@ def test_units_bring_the_largest_just_below_a_power_of_two(launch, bits):
     exponents = torch.arange(-149.0, 128.0, 13).double()
     largest = torch.cat([2**exponents, 1.75 * 2**exponents, torch.zeros(1).double()]).float()
     units = torch.zeros_like(largest)
-    launch("bfloat", "units", 1, len(largest), largest, units, bits)
+    launch("bfloat", "units", largest, units, bits, block=len(largest))
     for value, unit in zip(largest.tolist(), units.tolist(), strict=True):
         assert math.frexp(unit)[0] == 0.5
         assert 1 / unit < 2**127
@@ -143,29 +127,19 @@ def test_units_bring_the_largest_just_below_a_power_of_two(launch, bits):
         assert least <= value / unit < 2**bits
 
 
-# ---- binary tensor cores: mma.m16n8k128 ----
-
-
 def of_lanes(d):
     """[16, 8] from each lane's c_0 .. c_3: row groupID or groupID + 8, column 2 (lane % 4) + i % 2."""
-    out = np.zeros((16, 8), d.numpy().dtype)
-    for lane, values in enumerate(d.numpy()):
-        for i, value in enumerate(values):
-            out[lane // 4 + 8 * (i // 2), lane % 4 * 2 + i % 2] = value
-    return out
+    return d.numpy().reshape(8, 4, 2, 2).transpose(2, 0, 1, 3).reshape(16, 8)
 
 
 def words_of(a, b):
     """The words of each lane, bit after bit as the PTX ISA has it (9.7.14.5, m16n8k128): groupID = lane / 4."""
-    words_a, words_b = np.zeros((32, 2), np.uint32), np.zeros(32, np.uint32)
-    for lane in range(32):
-        group, in_group = lane // 4, lane % 4
-        for i in range(64):  # a_i: row groupID for i < 32, else groupID + 8
-            row, column = group + (8 if i >= 32 else 0), in_group * 32 + i % 32
-            words_a[lane, i // 32] |= np.uint32(int(a[row, column]) << i % 32)
-        for i in range(32):  # b_i
-            words_b[lane] |= np.uint32(int(b[in_group * 32 + i, group]) << i)
-    return torch.from_numpy(words_a.view(np.int32)), torch.from_numpy(words_b.view(np.int32))
+    lanes, bits = np.arange(32)[:, None], np.arange(32)
+    group, columns = lanes // 4, lanes % 4 * 32 + bits
+    # a_i: row groupID for i < 32, else groupID + 8; b_i: column groupID
+    signs = np.stack([a[group, columns], a[group + 8, columns], b[columns, group]], axis=1)
+    words = torch.from_numpy((signs.astype(np.int64) << bits).sum(-1)).int()
+    return words[:, :2].contiguous(), words[:, 2].contiguous()
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0], ids=["random", "ones"])
@@ -173,11 +147,8 @@ def test_binary_fragments(launch, share):
     draw = np.random.default_rng(0).random
     a, b = draw((16, 128)) < share, draw((128, 8)) < share
     d = torch.full((32, 4), -1, dtype=torch.int32)
-    launch("popc", "multiply", 1, 32, *words_of(a, b), d)
+    launch("popc", "multiply", *words_of(a, b), d)
     assert (of_lanes(d) == a.astype(int) @ b.astype(int)).all()
-
-
-# ---- tensor cores on halves: mma.m16n8k16 ----
 
 
 def fragments(a, b, c):
@@ -187,36 +158,33 @@ def fragments(a, b, c):
     of_a = [a[row + 8 * (i // 2 % 2), two + i % 2 + 8 * (i // 4)] for i in range(8)]
     of_b = [b[two + i % 2 + 8 * (i // 2), row] for i in range(4)]
     of_c = [c[row + 8 * (i // 2), two + i % 2] for i in range(4)]
-    return tuple(torch.from_numpy(np.stack(of, 1).copy()) for of in (of_a, of_b, of_c))
+    return tuple(torch.from_numpy(np.stack(part, 1).copy()) for part in (of_a, of_b, of_c))
 
 
 def multiplied(launch, a, b, c):
     d = torch.full((32, 4), torch.nan)
-    launch("half", "multiply", 1, 32, *fragments(a, b, c), d)
+    launch("half", "multiply", *fragments(a, b, c), d)
     return of_lanes(d)
 
 
-def drawn(shape, dtype, seed):
-    return np.random.default_rng(seed).integers(-64, 64, shape).astype(dtype)
-
-
 def operands():
-    shapes = (((16, 16), np.float16), ((16, 8), np.float16), ((16, 8), np.float32))
-    return [drawn(*one, seed) for seed, one in enumerate(shapes)]
+    draw = np.random.default_rng(0).integers
+    kinds = ((16, 16), np.float16), ((16, 8), np.float16), ((16, 8), np.float32)
+    return [draw(-64, 64, shape).astype(dtype) for shape, dtype in kinds]
 
 
 def test_integers_and_lone_subnormals_are_exact(launch):
     a, b, c = operands()
     small = (a * np.float16(2.0**-24)).astype(np.float16)
-    for one, added in ((a, c), (small, 0 * c)):
-        exact = (one.astype(float) @ b + added).astype(np.float32)
-        assert np.array_equal(multiplied(launch, one, b, added), exact)
+    for left, added in ((a, c), (small, 0 * c)):
+        exact = (left.astype(float) @ b + added).astype(np.float32)
+        assert np.array_equal(multiplied(launch, left, b, added), exact)
 
 
 @pytest.mark.parametrize("launch", ["host"], indirect=True)
 def test_sums_are_cut_off_below_the_largest(launch):
     """As the model of microsoft/MMA-Sim has it for sm_80: 24 bits behind the largest, toward zero, k = 0 .. 7 first."""
-    a, b, c = (0 * one for one in operands())
+    a, b, c = (0 * operand for operand in operands())
     a[0, :2], b[:2, 0] = (1, 2**-12), (1, 2**-13)  # 1 + 2^-25
     a[1, :2], b[:2, 1] = (1, -(2**-12)), (1, 2**-12)  # 1 - 2^-24: still there, and all of 24 bits
     # A subnormal counts as 2^-14: less is left of c.

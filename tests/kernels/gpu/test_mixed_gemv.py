@@ -1,17 +1,16 @@
 """Groups of 2, 3 and 4 bits times x: shapes, dtypes, widths, outliers, plans, on the CPU; the same on a GPU."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kernels.gpu import lut_gemv_matrix as matrix
+from tests.kernels.checks import BF16, F16, F32, inputs, refused, relative_error
 from tests.kernels.gpu import plans
-from tests.kernels.gpu.lut_gemv_matrix import BF16, F16, F32, inputs
 from tests.mixed_weights import mixed_tensor
 
-from lutlab.base.errors import LutlabError
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels.gpu import variants
 from lutlab.kernels.gpu.lut_gemv import launcher
@@ -25,63 +24,34 @@ ERRORS = {F16: 2.5e-4, BF16: 2e-3, F32: 1e-6}
 SMALL = {"warps": 2}
 
 
-def weight(rows, columns, outliers=0, seed=0, shuffled=True):
+def weight(rows, columns, outliers=0, seed=0):
     """Groups of 4 bits in drawn places."""
-    tensor = mixed_tensor(rows, columns, outliers=outliers, aligned=True, seed=seed)
-    if shuffled and columns % 16 == 0:
-        order = torch.randperm(
-            len(tensor.widths), generator=torch.Generator().manual_seed(seed + 1)
-        )
-        tensor = moved(tensor, order)
-    return PackedMixed.pack(tensor)
+    how = {"outliers": outliers, "shuffled": columns % 16 == 0, "seed": seed}
+    return PackedMixed.pack(mixed_tensor(rows, columns, aligned=True, **how))
 
 
-def moved(tensor, order):
-    """The same with column groups in another order, those of 2 bits among themselves as before: codes stay clipped."""
-    wide = (tensor.widths == 4)[order]
-    order = order.clone()
-    order[~wide] = order[~wide].sort().values
-    columns = (order[:, None] * 16 + torch.arange(16)).flatten()
-    new_column = columns.argsort()
-    fields = ("zero_point", "scale_code", "scale_zero", "scale_step")
-    changed = {name: getattr(tensor, name)[:, order] for name in fields}
-    if tensor.outlier_count is not None:
-        row = torch.arange(len(tensor.codes)).repeat_interleave(tensor.outlier_count.long())
-        column = new_column[tensor.outlier_column.long()]
-        sort = (row * len(columns) + column).argsort()
-        changed |= {
-            "outlier_column": column[sort].int(),
-            "outlier_value": tensor.outlier_value[sort],
-        }
-    codes = tensor.codes[:, columns]
-    return dataclasses.replace(tensor, codes=codes, widths=tensor.widths[order], **changed)
-
-
-def product(variant, packed, x, gpu=H200, knobs=SMALL, **how):
+def product(variant, packed, x, knobs=SMALL, reverse=False):
     tiles = variant.packed(packed)
-    plan = variant.plan_for(variant.case(tiles, x.dtype, len(x)), gpu, knobs)
-    return plans.run(plan, tiles, x, reverse=how.get("reverse", False), workspace={})
+    plan = variant.plan_for(variant.case(tiles, x.dtype, len(x)), H200, knobs)
+    return plans.run(plan, tiles, x, reverse=reverse, workspace={})
 
 
-def check(packed, x, variant=ASYNC, **how):
+def check(packed, x, variant=ASYNC, knobs=SMALL):
     """Right, and the same to the last bit in both orders of threads and blocks."""
-    y = product(variant, packed, x, **how)
+    y = product(variant, packed, x, knobs)
     weight = packed.dequantize().double()
     exact = x.double() @ weight.t()
     # One output may be a small difference of large sums: errors are of the size that a product of these has on average.
     usual = x.double().norm() * weight.norm() / weight.shape[1] ** 0.5
     assert (y.double() - exact).norm() <= ERRORS[x.dtype] * max(exact.norm(), usual)
-    assert torch.equal(product(variant, packed, x, reverse=True, **how), y)
+    assert torch.equal(product(variant, packed, x, knobs, reverse=True), y)
     return y
 
 
 @given(
-    rows=st.integers(1, 60),
-    columns=st.integers(1, 1100),
-    outliers=st.integers(0, 40),
-    knobs=st.sampled_from([SMALL, {"warps": 4, "slices": 3}, {"warps": 2, "stages": 2}]),
-    seed=st.integers(0, 99),
-)
+    rows=st.integers(1, 60), columns=st.integers(1, 1100), outliers=st.integers(0, 40),
+    knobs=st.sampled_from([SMALL, {"warps": 4, "slices": 3}, {"warps": 2, "stages": 2}]), seed=st.integers(0, 99),
+)  # fmt: skip
 @settings(deadline=None, max_examples=8)
 def test_any_shape(rows, columns, outliers, knobs, seed):
     narrow = max(0, columns - 16 * -(-columns // 64))
@@ -90,13 +60,10 @@ def test_any_shape(rows, columns, outliers, knobs, seed):
 
 
 @given(
-    rows=st.integers(1, 40),
-    columns=st.integers(1, 900),
-    g=st.sampled_from([16, 16, 32, 80]),
-    widths=st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=5).map(tuple),
-    slices=st.sampled_from([1, 2]),
+    rows=st.integers(1, 40), columns=st.integers(1, 900), g=st.sampled_from([16, 16, 32, 80]),
+    widths=st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=5).map(tuple), slices=st.sampled_from([1, 2]),
     seed=st.integers(0, 99),
-)
+)  # fmt: skip
 @settings(deadline=None, max_examples=8)
 def test_any_widths_by_group(rows, columns, g, widths, slices, seed):
     tensor = mixed_tensor(rows, columns, g, (*widths, 3, 4), seed % 2 == 0, seed=seed)
@@ -110,42 +77,34 @@ def test_weights_without_some_width(widths):
     check(packed, inputs(1, 300, F16))
 
 
-def test_outliers_and_rows_of_x_with_widths_by_group():
-    tensor = mixed_tensor(33, 700, widths=(2, 3, 2, 4, 2), outliers=150)
-    packed, x = PackedMixed.pack(tensor), inputs(5, 700, F16)
-    y = check(packed, x)
-    assert torch.equal(product(SYNC, packed, x), y)
-
-
 @pytest.mark.parametrize(("dtype", "m"), [(F16, 1), (F16, 3), (F16, 9), (BF16, 2), (F32, 3)])
 def test_rows_of_x_and_types(dtype, m):
-    packed = weight(33, 640, 100)
-    x = inputs(m, 640, dtype)
+    packed, x = weight(33, 640, 100), inputs(m, 640, dtype)
     y = check(packed, x)
     assert torch.equal(product(ASYNC, packed, x[-1:]), y[-1:]), "a row depends on its neighbours"
 
 
-def test_the_twin_computes_the_same_bits():
-    packed, x = weight(40, 1500, 200), inputs(2, 1500, F16)
-    assert torch.equal(check(packed, x, SYNC), product(ASYNC, packed, x))
+@pytest.mark.parametrize("aligned", [True, False])
+def test_the_twin_computes_the_same_bits(aligned):
+    by_group = mixed_tensor(33, 700, widths=(2, 3, 2, 4, 2), outliers=150)
+    packed = weight(40, 1500, 200) if aligned else PackedMixed.pack(by_group)
+    x = inputs(2 if aligned else 5, packed.shape[1], F16)
+    assert torch.equal(check(packed, x, SYNC), check(packed, x))
 
 
 def test_many_outliers_of_one_row_and_none_of_others():
     """More than a thread loads ahead; in the slices of several blocks."""
-    packed = weight(17, 1024, 9)
+    tensor = weight(17, 1024, 9).unpack()
     column = torch.arange(0, 1024, 3)
-    column = column[(packed.widths == 2)[column // 16]]
-    value = torch.randn(len(column), generator=torch.Generator().manual_seed(2)).half()
-    count = torch.zeros(17, dtype=torch.int16)
-    count[5] = len(column)
-    tensor = dataclasses.replace(
-        packed.unpack(),
-        outlier_count=count.int(),
-        outlier_column=column.int(),
-        outlier_value=value,
-    )
+    column = column[(tensor.widths == 2)[column // 16]]
+    outliers = {
+        "outlier_count": torch.tensor([len(column) * (row == 5) for row in range(17)]).int(),
+        "outlier_column": column.int(),
+        "outlier_value": inputs(1, len(column), F16)[0],
+    }
     tensor.codes[5, column] = tensor.zero_point[5, column // 16]
-    packed, x = PackedMixed.pack(tensor), inputs(2, 1024, F16, outliers=True)
+    packed = PackedMixed.pack(dataclasses.replace(tensor, **outliers))
+    x = inputs(2, 1024, F16, outliers=True)
     for knobs in ({"warps": 1}, {"warps": 4, "slices": 2}):
         check(packed, x, knobs=knobs)
 
@@ -174,15 +133,11 @@ def test_x_from_the_least_float_to_the_greatest():
 def test_tiles_hold_the_bits_of_the_blocks():
     packed = weight(32, 512)
     tiles = mixed_tiles.pack(packed)
-    of_blocks = sum(getattr(packed, name).nbytes for name in ("blocks", "apart"))
-    of_scales = sum(getattr(packed, name).nbytes for name in ("meta", "scale_step", "scale_zero"))
-    assert tiles.buffers["codes"].nbytes == of_blocks
-    assert tiles.buffers["scales"].nbytes == of_scales
+    held = {"codes": ("blocks", "apart"), "scales": ("meta", "scale_step", "scale_zero")}
+    for name, stored in held.items():
+        assert tiles.buffers[name].nbytes == sum(getattr(packed, part).nbytes for part in stored)
     place = mixed_tiles.places(packed.widths)
     assert torch.equal(tiles.buffers["source"][place.long()], torch.arange(32, dtype=torch.int32))
-
-
-# ---- plans ----
 
 
 def a_case(m=1, rows=12288, columns=12288, x=F16, outliers=0):
@@ -194,66 +149,51 @@ def test_resources(gpu):
     """Of what takes most registers; one more on two of them."""
     more = {"sm_86": (ASYNC, 2, F32), "sm_90": (SYNC, 1, F16)}
     for variant, m, x in filter(None, ((ASYNC, 4, F16), more.get(gpu.arch))):
-        matrix.check_resources(variant, a_case(m, x=x, outliers=60), gpu)
+        plans.check_resources(variant.plan_for(a_case(m, x=x, outliers=60), gpu), gpu)
     case = MixedCase(4, 12288, 12288, F16, 60, (34, 10, 4), by_row=False)
-    matrix.check_resources(ASYNC, case, gpu)
+    plans.check_resources(ASYNC.plan_for(case, gpu), gpu)
 
 
 def test_every_sm_has_work_and_enough_is_under_way():
-    for gpu in (A100, H200):
-        for rows, columns in ((12288, 12288), (4096, 11008), (4096, 4096), (12288, 49152)):
-            for m, x in ((1, F16), (4, F16), (4, F32)):
-                plan = ASYNC.plan_for(a_case(m, rows, columns, x), gpu)
-                step, parameters = plan.steps[0], plan.parameters
-                tiles, slices, _ = step.grid
-                assert tiles * slices >= 0.9 * gpu.sms, "multiprocessors are left idle"
-                of_rows = rows // 16
-                turns = -(-of_rows // tiles)
-                assert tiles * turns < 1.34 * of_rows, "the last turn is nearly empty"
-                ring = parameters["WARPS"] * (parameters["STAGES"] - 1) * parameters["STAGE_BYTES"]
-                assert plan.blocks_per_sm * ring >= 16 * 1024
+    shapes = (12288, 12288), (4096, 11008), (4096, 4096), (12288, 49152)
+    products = (1, F16), (4, F16), (4, F32)
+    for gpu, (rows, columns), (m, x) in itertools.product((A100, H200), shapes, products):
+        plan = ASYNC.plan_for(a_case(m, rows, columns, x), gpu)
+        tiles, slices, _ = plan.steps[0].grid
+        assert tiles * slices >= 0.9 * gpu.sms, "multiprocessors are left idle"
+        of_rows = rows // 16
+        turns = -(-of_rows // tiles)
+        assert tiles * turns < 1.34 * of_rows, "the last turn is nearly empty"
+        warps, stages, size = (plan.parameters[n] for n in ("WARPS", "STAGES", "STAGE_BYTES"))
+        assert plan.blocks_per_sm * warps * (stages - 1) * size >= 16 * 1024
     assert ASYNC.plan_for(a_case(9, x=F32), H200).steps[0].grid[2] == 5
     assert ASYNC.readings(a_case(9, x=F32)) == 5
     assert ASYNC.plan_for(a_case(1, 1, 16), H200).steps[0].grid == (1, 1, 1)
 
 
 def test_outliers_are_loaded_ahead_and_only_where_they_are_fused():
-    ahead = {
-        (most, how): ASYNC.plan_for(a_case(outliers=most), H200, {"outliers": how}).parameters[
-            "AHEAD"
-        ]
-        for most in (0, 16, 25, 400)
-        for how in ("fused", "cusparse")
-    }
-    assert [ahead[most, "fused"] for most in (0, 16, 25, 400)] == [0, 1, 2, 8]
-    assert [ahead[most, "cusparse"] for most in (0, 16, 25, 400)] == [0, 0, 0, 0]
+    for how, expected in (("fused", [0, 1, 2, 8]), ("cusparse", [0, 0, 0, 0])):
+        cases = [a_case(outliers=most) for most in (0, 16, 25, 400)]
+        planned = [ASYNC.plan_for(case, H200, {"outliers": how}) for case in cases]
+        assert [plan.parameters["AHEAD"] for plan in planned] == expected
 
 
-@pytest.mark.parametrize(
-    ("knobs", "x", "why"),
-    [
-        ({"stages": 1}, F16, "stages=1: give 2 to 8 chunks"),
-        ({"warps": 3}, F16, "warps=3: give a power of two"),
-        ({"slices": -1}, F16, "slices=-1: give the number of slices"),
-        ({"outliers": "csr"}, F16, "outliers=csr: give fused"),
-        ({"outliers": "cusparse"}, BF16, "cuSPARSE takes outliers in the dtype of x"),
-        ({"slices": 1, "stages": 8, "warps": 16}, F32, "bytes of shared memory"),
-    ],
-)
+@pytest.mark.parametrize(("knobs", "x", "why"), [
+    ({"stages": 1}, F16, "stages=1: give 2 to 8 chunks"),
+    ({"warps": 3}, F16, "warps=3: give a power of two"),
+    ({"slices": -1}, F16, "slices=-1: give the number of slices"),
+    ({"outliers": "csr"}, F16, "outliers=csr: give fused"),
+    ({"outliers": "cusparse"}, BF16, "cuSPARSE takes outliers in the dtype of x"),
+    ({"slices": 1, "stages": 8, "warps": 16}, F32, "bytes of shared memory"),
+])  # fmt: skip
 def test_refuses(knobs, x, why):
     assert why in ASYNC.why_not(a_case(2, columns=49152, x=x), H200, knobs)
 
 
 def test_what_does_not_exist_is_refused_in_words():
-    with pytest.raises(LutlabError, match="no kernel variant 'mixed': did you mean 'mixed_"):
-        variants.variant("mixed", OP)
-    with pytest.raises(LutlabError, match="mixed_sync has no knob 'stages'"):
-        SYNC.plan_for(a_case(), H200, {"stages": 3})
-    with pytest.raises(LutlabError, match=r"x is torch.int8: the GPU kernels take float16"):
-        ASYNC.case(weight(4, 64), torch.int8)
-
-
-# ---- on a GPU ----
+    refused("no kernel variant 'mixed': did you mean 'mixed_", variants.variant, "mixed", OP)
+    refused("mixed_sync has no knob 'stages'", SYNC.plan_for, a_case(), H200, {"stages": 3})
+    refused("x is torch.int8: the GPU kernels take", ASYNC.case, weight(4, 64), torch.int8)
 
 
 @pytest.mark.gpu
@@ -267,13 +207,11 @@ def test_on_a_gpu(aligned, name, dtype, rows, columns):
         packed = weight(rows, columns, rows * columns // 500)
     else:
         packed = PackedMixed.pack(mixed_tensor(rows, columns, widths=(2, 3, 2, 4)))
-    here = launcher.gpu(launcher.device_of("cuda"))
+    device, dense = torch.device("cuda", 0), packed.to("cuda").dequantize()
+    tiles, here = variant.packed(packed).to("cuda"), launcher.gpu(launcher.device_of("cuda"))
     for m in (1, 2, 4, 9):
-        x = inputs(m, columns, dtype, outliers=True)
-        tiles = variant.packed(packed).to("cuda")
-        bound = launcher.Product(variant, tiles, dtype, torch.device("cuda", 0), here, {})
-        on_gpu = x.cuda()
-        y = bound(on_gpu)
-        exact = on_gpu.double() @ packed.to("cuda").dequantize().double().t()
-        assert (y.double() - exact).norm() / exact.norm() <= ERRORS[dtype]
-        assert torch.equal(bound(on_gpu), y)
+        x = inputs(m, columns, dtype, outliers=True).cuda()
+        bound = launcher.Product(variant, tiles, dtype, device, here, {})
+        y = bound(x)
+        assert relative_error(y, x, dense) <= ERRORS[dtype]
+        assert torch.equal(bound(x), y)

@@ -4,23 +4,21 @@ import functools
 
 import pytest
 import torch
+from tests.kernels.checks import BF16, F16, F32, inputs, relative_error
 from tests.kernels.gpu import plans, test_lut_gemv
-from tests.kernels.weights import relative_error
 from tests.mixed_weights import mixed_tensor
 
 from lutlab.base.specs import ProductRun
 from lutlab.formats.mixed import PackedMixed
 from lutlab.kernels import ran
-from lutlab.kernels.codegen import cuda
 from lutlab.kernels.dispatch import prepare
 from lutlab.kernels.gpu import mixed_linear
-from lutlab.kernels.gpu.lut_gemv.variant import GPUS, SM_REGISTERS
+from lutlab.kernels.gpu.lut_gemv.variant import GPUS
 from lutlab.kernels.gpu.mixed_gemv import mixed_chunks
 from lutlab.kernels.gpu.mixed_linear import MixedGemvGpu
 from lutlab.measure import contestants
 
 gpu = test_lut_gemv.gpu
-F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 N, K = 40, 200
 CPU = torch.device("cpu")
 LIMITS = {F16: 1e-3, BF16: 8e-3, F32: 1e-6}
@@ -31,19 +29,12 @@ def packed():
     return PackedMixed.pack(mixed_tensor(N, K, aligned=True, outliers=60))
 
 
-def inputs(rows, dtype=F32):
-    return torch.randn(rows, K, generator=torch.Generator().manual_seed(5)).to(dtype)
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "options", "dtype", "reverse"),
-    [
-        (40, 200, {"aligned": True}, F16, False),
-        (17, 320, {"aligned": True}, BF16, True),
-        (17, 320, {"widths": (2, 3, 4, 2)}, F16, True),
-        (33, 500, {"widths": (3, 4, 2, 3), "by_row": False, "g": 32}, F32, False),
-    ],
-)
+@pytest.mark.parametrize(("rows", "columns", "options", "dtype", "reverse"), [
+    (40, 200, {"aligned": True}, F16, False),
+    (17, 320, {"aligned": True}, BF16, True),
+    (17, 320, {"widths": (2, 3, 4, 2)}, F16, True),
+    (33, 500, {"widths": (3, 4, 2, 3), "by_row": False, "g": 32}, F32, False),
+])  # fmt: skip
 def test_dequantized_to_the_last_bit(rows, columns, options, dtype, reverse):
     packed = PackedMixed.pack(mixed_tensor(rows, columns, outliers=rows // 4, **options))
     read = packed if packed.aligned else mixed_chunks.pack(packed)
@@ -55,11 +46,7 @@ def test_dequantized_to_the_last_bit(rows, columns, options, dtype, reverse):
 def test_resources_of_the_dequantizer(packed):
     chunks = mixed_chunks.pack(PackedMixed.pack(mixed_tensor(N, K, widths=(2, 3, 4))))
     for weight, gpu in ((packed, GPUS[0]), (packed, GPUS[2]), (chunks, GPUS[1]), (chunks, GPUS[2])):
-        plan = mixed_linear.plan(weight, F16)
-        built = cuda.build(cuda.source(plan.file, plan.parameters), "test-dequantize", gpu.arch)
-        takes = built.resources[plan.steps[0].function]
-        assert (takes.spill_bytes, takes.stack_bytes, takes.shared_bytes) == (0, 0, 0)
-        assert takes.registers * mixed_linear.THREADS * plan.blocks_per_sm <= SM_REGISTERS
+        assert plans.check_resources(mixed_linear.plan(weight, F16), gpu).shared_bytes == 0
 
 
 @pytest.mark.parametrize(("dtype", "aligned"), [(F16, True), (F32, False)], ids=str)
@@ -68,7 +55,7 @@ def test_few_rows_by_the_kernel_and_many_by_cublas(gpu, monkeypatch, dtype, alig
     monkeypatch.setattr(mixed_linear, "dequantize", functools.partial(plans.dense, mixed_linear))
     linear = MixedGemvGpu().prepare(packed, CPU, 1, dtype)
     for rows in (1, 100):
-        x = inputs(rows, dtype)
+        x = inputs(rows, K, dtype)
         ran.take()
         y = linear(x, torch.ones(N, dtype=dtype))
         assert relative_error(y.double() - 1, x, packed.dequantize()) < LIMITS[dtype]
@@ -78,7 +65,7 @@ def test_few_rows_by_the_kernel_and_many_by_cublas(gpu, monkeypatch, dtype, alig
     assert linear.describe(100, dtype).startswith("dequantize every call, cuBLAS")
     stored = sum(b.nbytes for b in packed.buffers.values() if b is not None)
     assert (linear.bytes_read(100, dtype) == stored) == aligned
-    assert torch.equal(linear.copy()(inputs(1, dtype)), linear(inputs(1, dtype)))
+    assert torch.equal(linear.copy()(x), linear(x))
 
 
 def test_outliers_by_a_sparse_product(gpu, packed):
@@ -86,7 +73,7 @@ def test_outliers_by_a_sparse_product(gpu, packed):
     knobs = {"outliers": "cusparse"}
     linear = MixedGemvGpu().prepare(packed, CPU, 2, F32, variant="mixed_sync", knobs=knobs)
     fused = MixedGemvGpu().prepare(packed, CPU, 2, F32, variant="mixed_sync")
-    x = inputs(2)
+    x = inputs(2, K)
     assert relative_error(linear(x), x, packed.dequantize()) < LIMITS[F32]
     assert torch.equal(linear.copy()(x), linear(x))
     assert "outliers=cusparse), sm_90, outliers by a launch of cuSPARSE" in linear.describe(2, F32)
@@ -108,11 +95,8 @@ def test_without_a_gpu_it_says_so(packed):
 
 
 def test_a_row_names_the_kernel_and_how_outliers_are_added(gpu, monkeypatch):
-    options = (("outliers", 0.005),)
-    knobs = (("outliers", "cusparse"),)
-    spec = ProductRun(
-        ((N, K, 1),), "mixed_2_4_16", 2.5, 16, options, "mixed_sync", knobs, dtype="float32"
-    )
+    how = (("outliers", 0.005),), "mixed_sync", (("outliers", "cusparse"),)
+    spec = ProductRun(((N, K, 1),), "mixed_2_4_16", 2.5, 16, *how)
     monkeypatch.setattr(contestants.TimedRow, "cpu", False)
     monkeypatch.setattr(contestants, "dense", lambda row, weight, x: None)
     row = contestants.TimedRow(spec, 20_000, {})
@@ -128,11 +112,9 @@ def test_a_row_names_the_kernel_and_how_outliers_are_added(gpu, monkeypatch):
 def test_on_a_real_gpu(dtype, aligned):
     packed = PackedMixed.pack(mixed_tensor(1030, 2000, aligned=aligned, outliers=5000)).to("cuda")
     weight = packed.dequantize()
-    for knobs in ({}, {"outliers": "cusparse"}):
-        if dtype == BF16 and knobs:
-            continue
-        asked = {"variant": "mixed_async", "knobs": knobs} if knobs else {}
-        linear = prepare(packed, "cuda", 1, dtype, op="mixed_gemv_gpu", **asked)
+    by_cusparse = {"variant": "mixed_async", "knobs": {"outliers": "cusparse"}}
+    for kernel in ({},) if dtype == BF16 else ({}, by_cusparse):
+        linear = prepare(packed, "cuda", 1, dtype, op="mixed_gemv_gpu", **kernel)
         for rows in (1, 3, 200):
-            x = torch.randn(rows, 2000, device="cuda").to(dtype)
+            x = inputs(rows, 2000, dtype).cuda()
             assert relative_error(linear(x), x, weight) < LIMITS[dtype]

@@ -2,20 +2,20 @@
 
 import pytest
 import torch
-from tests.kernels.gpu.lut_gemv_matrix import F16, F32, check, inputs, weight
+from tests.kernels.checks import F16, F32, inputs
+from tests.kernels.gpu import lut_gemv_matrix as matrix
+from tests.kernels.gpu.lut_gemv_matrix import weight
 
-from lutlab.kernels.gpu.lut_gemv.paper import VARIANT
 from lutlab.kernels.gpu.lut_gemv.variant import H200, Case
 
-SMALL = {"luts": 4, "rows": 64, "threads": 32}
+VARIANT, _, check = matrix.tried("paper")
 
 
 @pytest.mark.parametrize("mu", range(1, 9))
 def test_every_mu(mu):
     """q is an argument of the kernel: several cost one compilation."""
     for q, g in ((mu, 32), (9 - mu, 64), (3, -1)):
-        packed = weight(70, 200, q, g, alpha="f16", offset="f16")
-        check(VARIANT, packed, inputs(1, 200, (F16, F32)[mu % 2]), knobs=SMALL | {"mu": mu})
+        check(weight(70, 200, q, g, offset="f16"), inputs(1, 200, (F16, F32)[mu % 2]), mu=mu)
 
 
 @pytest.mark.parametrize("mu", [3, 8])
@@ -24,7 +24,7 @@ def test_groups_that_tiles_do_not_fit(mu, g):
     """The official kernel is wrong where a tile is longer than a group, or K no multiple of it."""
     for columns in (33, 40, 130):
         packed = weight(35, columns, 3, g, alpha="f32", offset="f32")
-        check(VARIANT, packed, inputs(1, columns, F32), knobs=SMALL | {"mu": mu, "luts": 3})
+        check(packed, inputs(1, columns), mu=mu, luts=3)
 
 
 def test_tables_and_rows_of_a_block_are_the_papers():
@@ -34,15 +34,12 @@ def test_tables_and_rows_of_a_block_are_the_papers():
 
 
 def test_a_block_that_passes_several_times_over_its_rows():
-    packed = weight(300, 64, 2, 32, alpha="f16", offset="f16")
-    check(VARIANT, packed, inputs(1, 64, F16), knobs=SMALL | {"rows": 200})
+    check(weight(300, 64, 2, 32, offset="f16"), inputs(1, 64, F16), rows=200)
 
 
 def test_sums_of_a_group_do_not_leak_into_the_next():
     """One column of ones: y is alpha of its group, whatever stands elsewhere."""
     packed = weight(40, 96, 1, 32, alpha="f32")
     for k in (0, 31, 32, 95):
-        x = torch.zeros(1, 96)
-        x[0, k] = 1.0
-        y = check(VARIANT, packed, x, knobs=SMALL)
-        torch.testing.assert_close(y[0].abs(), packed.alpha[0, :, k // 32].abs(), rtol=0, atol=0)
+        y = check(packed, torch.eye(96)[k : k + 1])
+        assert torch.equal(y[0].abs(), packed.alpha[0, :, k // 32].abs())

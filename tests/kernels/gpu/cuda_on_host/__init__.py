@@ -1,7 +1,7 @@
 """CUDA kernels executed on a CPU, for tests: the same .cu text, compiled as C++ and run by scheduler.cpp.
 
     kernels = cuda_on_host.build(text, ("add",))
-    launch(kernels, "add", grid=(2, 1, 1), block=(32, 1, 1), shared=0, arguments=[x, y, 40])
+    launch(kernels, "add", x, y, 40, grid=2)
 
 What runs is right or wrong for the reasons it would be on a GPU: threads, barriers, warp functions, shared memory and
 atomics are there, and a wrong use of them is an error in words (Fault), as is memory touched beyond a tensor's end.
@@ -35,21 +35,11 @@ needs_nvrtc = pytest.mark.skipif(
 )
 # Traps end what C++ leaves undefined; a breakpoint's or a debugger's stack is not looked for (no fortified longjmp).
 FLAGS = (
-    "-xc++",
-    "-std=gnu++20",
-    "-O1",
-    "-fPIC",
-    "-U_FORTIFY_SOURCE",
-    "-fno-strict-aliasing",
-    "-fno-exceptions",
+    "-xc++", "-std=gnu++20", "-O1", "-fPIC", "-U_FORTIFY_SOURCE", "-fno-strict-aliasing", "-fno-exceptions",
     "-fsanitize=alignment,shift,bounds,signed-integer-overflow,integer-divide-by-zero",
     "-fsanitize-undefined-trap-on-error",
-    "-Wall",
-    "-Wno-unknown-pragmas",
-    "-Wno-unused-function",
-    "-Wno-unused-variable",
-    "-Werror",
-)
+    "-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-variable", "-Werror",
+)  # fmt: skip
 
 
 class Fault(Exception):
@@ -57,11 +47,7 @@ class Fault(Exception):
 
 
 def build(text: str, functions: Sequence[str]) -> ctypes.CDLL:
-    """A library of a .cu text (lutlab.kernels.codegen.cuda.source), kept in the user's cache folder.
-
-    Raises:
-        AssertionError: the C++ compiler refuses it.
-    """
+    """A library of a .cu text (lutlab.kernels.codegen.cuda.source), kept in the user's cache folder."""
     callable_ = "".join(f"CALLABLE({name})\n" for name in functions)
     header = HERE / "cuda_on_host.h"
     whole = f'#include "{header.name}"\nnamespace {{\n#line 1\n{text}}}\n{callable_}'
@@ -70,10 +56,9 @@ def build(text: str, functions: Sequence[str]) -> ctypes.CDLL:
 
 @functools.cache
 def _load(text: str, shim: str) -> ctypes.CDLL:
-    scheduler = _compile(f'// {_key(shim)}\n#include "scheduler.cpp"\n', ".o", "-c")
-    path = _compile(
-        f"// {_key(shim)}\n" + text, ".so", str(scheduler), "-shared", "-lstdc++", "-lm"
-    )
+    head = f"// {_key(shim)}\n"
+    scheduler = str(_compile(head + '#include "scheduler.cpp"\n', ".o", "-c"))
+    path = _compile(head + text, ".so", scheduler, "-shared", "-lstdc++", "-lm")
     loaded = ctypes.CDLL(str(path))
     loaded.buffer_new.restype = ctypes.c_void_p
     loaded.buffer_new.argtypes = (ctypes.c_size_t,)
@@ -96,78 +81,57 @@ def _compile(text: str, suffix: str, *more: str) -> Path:
     with tempfile.TemporaryDirectory(prefix=".host-", dir=folder) as beside:
         (Path(beside) / "kernel.cpp").write_text(text)
         # an object is no source: -xnone after it
-        objects, options = [m for m in more if m.endswith(".o")], [m for m in more if m[0] == "-"]
-        arguments = [
-            *flags,
-            f"-I{HERE}",
-            "kernel.cpp",
-            "-xnone",
-            *objects,
-            *options,
-            "-o",
-            f"built{suffix}",
-        ]
+        objects = sorted(more, key=lambda argument: argument[0] == "-")
+        arguments = [*flags, f"-I{HERE}", "kernel.cpp", "-xnone", *objects, "-o", f"built{suffix}"]
         done = cc.run(arguments, Path(beside))
         assert done.returncode == 0, done.stderr
         os.replace(Path(beside) / f"built{suffix}", path)
     return path
 
 
+def call(kernels, function, cells, grid, block, shared, reverse=False) -> str | None:
+    """Launch with arguments at addresses, as a driver does; the cause where it fails."""
+    cause, pointers = ctypes.c_char_p(), (ctypes.c_void_p * len(cells))(*cells)
+    sizes = (size if isinstance(size, tuple) else (size,) for size in (grid, block))
+    dims = ((ctypes.c_uint * 3)(*(*size, 1, 1)[:3]) for size in sizes)
+    how = *dims, ctypes.c_size_t(shared), pointers, int(reverse), ctypes.byref(cause)
+    failed = kernels.launch(getattr(kernels, f"call_{function}"), *how)
+    return cause.value.decode() if failed else None
+
+
 def launch(
     kernels: ctypes.CDLL,
     function: str,
-    *,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    arguments: Sequence[torch.Tensor | int | float | None],
+    *arguments: torch.Tensor | int | float | None,
+    grid: int | tuple[int, ...] = 1,
+    block: int | tuple[int, ...] = 32,
     shared: int = 0,
     reverse: bool = False,
 ) -> None:
-    """One launch, to its end. Tensors are changed in place.
+    """One launch, to its end, or a Fault: the kernel hangs, or touches what is not its own.
 
-    Args:
-        kernels: of build().
-        function: a kernel in it.
-        grid: blocks.
-        block: threads of a block.
-        arguments: a contiguous tensor on the CPU is a pointer, None the null pointer, an int an int, a float a float.
-        shared: bytes of dynamic shared memory.
-        reverse: threads in the opposite order, blocks in a shuffled one.
-
-    Raises:
-        Fault: the kernel hangs, or touches what is not its own.
+    arguments: a contiguous tensor on the CPU, which is changed in place, is a pointer, None the null pointer, an int an
+    int, a float a float; shared: bytes of dynamic shared memory; reverse: threads in the opposite order, blocks in a
+    shuffled one.
     """
     expected = getattr(kernels, f"arguments_of_{function}")()
     assert expected == len(arguments), f"{function} has {expected} arguments, not {len(arguments)}"
     cells, copies, names = [], [], []
+    types = {type(None): ctypes.c_void_p, int: ctypes.c_int, float: ctypes.c_float}
     try:
         for at, argument in enumerate(arguments):
-            if isinstance(argument, torch.Tensor):
-                assert argument.is_contiguous()
-                room = kernels.buffer_new(argument.nbytes)
-                ctypes.memmove(room, argument.data_ptr(), argument.nbytes)
-                copies.append((argument, room))
-                names.append(f"argument {at}")
-                cells.append(ctypes.c_void_p(room))
-            elif argument is None:
-                cells.append(ctypes.c_void_p(None))
-            else:
-                cells.append(
-                    (ctypes.c_float if isinstance(argument, float) else ctypes.c_int)(argument)
-                )
-        pointers = (ctypes.c_void_p * len(cells))(*(ctypes.addressof(cell) for cell in cells))
-        cause = ctypes.c_char_p()
-        failed = kernels.launch(
-            getattr(kernels, f"call_{function}"),
-            (ctypes.c_uint * 3)(*grid),
-            (ctypes.c_uint * 3)(*block),
-            ctypes.c_size_t(shared),
-            pointers,
-            int(reverse),
-            ctypes.byref(cause),
-        )
-        if failed:
-            raise Fault(f"{function}: {cause.value.decode()}; buffers: {', '.join(names)}")
+            if not isinstance(argument, torch.Tensor):
+                cells.append(types[type(argument)](argument))
+                continue
+            assert argument.is_contiguous()
+            room = kernels.buffer_new(argument.nbytes)
+            ctypes.memmove(room, argument.data_ptr(), argument.nbytes)
+            copies.append((argument, room))
+            names.append(f"argument {at}")
+            cells.append(ctypes.c_void_p(room))
+        addresses = [ctypes.addressof(cell) for cell in cells]
+        if cause := call(kernels, function, addresses, grid, block, shared, reverse):
+            raise Fault(f"{function}: {cause}; buffers: {', '.join(names)}")
         overrun = kernels.buffers_overrun()
         if overrun >= 0:
             where = [*names, "shared memory"][overrun]

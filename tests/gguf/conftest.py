@@ -1,0 +1,1 @@
+from tests.gguf.gguf_files import _cache  # noqa: F401
