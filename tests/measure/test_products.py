@@ -85,7 +85,10 @@ def test_gpu_kernels_are_known_by_the_names_of_their_variants():
     for kernel in ("paper", "r0"):
         assert products.variant_of(kernel) == "paper"
         assert products.obstacle(row(kernel=kernel, **gpu)) == ""
-    assert "no CUDA device" in products.obstacle(row(kernel="paper"))
+    assert products.obstacle(row(kernel="paper", knobs=(("luts", 4), ("mu", 2)))) == ""
+    assert "no CUDA device" in products.obstacle(row(kernel="lane_tables"))
+    with pytest.raises(LutlabError, match="multiplies binary codes: set method=bcq"):
+        products.obstacle(row(method="rtn", kernel="paper"))
     knobs = (("luts", 4), ("mu", 4))
     assert products.obstacle(row(kernel="lut_gemm", knobs=knobs, **gpu)) == ""
     assert "paper is a GPU kernel" in products.obstacle(row(kernel="lut_gemm", knobs=knobs))
