@@ -6,7 +6,6 @@ import bench_gpu_choice
 import bench_gpu_engine
 import bench_lut_gemv as bench
 import bench_mixed_gemv
-import bench_mixed_gemv as bench
 import gpu_contestants
 import pytest
 import torch
@@ -189,15 +188,13 @@ SHAPE = (48, 320)
 
 @pytest.fixture
 def mixed(stand_in, monkeypatch):
-    goals = {"FRACTION": 0.66, "TIMES": 4.2, "MICROSECONDS": 10.0}
-    stand_in(
-        bench_mixed_gemv, SHAPES=(SHAPE,), **{name: {SHAPE: must} for name, must in goals.items()}
-    )
+    goals = {"FRACTION": {SHAPE: 0.66}, "TIMES": {SHAPE: 4.2}, "MICROSECONDS": {SHAPE: 10.0}}
+    stand_in(bench_mixed_gemv, SHAPES=(SHAPE,), **goals)
     monkeypatch.setattr(PackedMixed, "kernels", {"cuda": ("mixed_gemv_gpu",)})
 
 
 @pytest.mark.slow
-def test_shapes_with_their_goals(run, tmp_path):
+def test_shapes_with_their_goals(mixed, run, tmp_path):
     text = run(bench_mixed_gemv, f"--part shapes --rounds 2 --out {tmp_path}")
     assert "mixed_async 0.2 % fused reaches 1.000 of copy; must 0.66: met" in text
     assert "times as fast as cuBLAS; must 4.2: " in text
@@ -208,19 +205,17 @@ def test_shapes_with_their_goals(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_widths_beside_what_their_bytes_predict(monkeypatch, capsys):
+def test_widths_beside_what_their_bytes_predict(mixed, monkeypatch, capsys):
     monkeypatch.setattr(bench_mixed_gemv, "LARGE", (16, 768))
-    few = ("2 bits", "4 bits", "2, 3, 4 bits")
-    monkeypatch.setattr(
-        bench_mixed_gemv, "WIDTHS", {name: bench_mixed_gemv.WIDTHS[name] for name in few}
-    )
+    few = {name: bench_mixed_gemv.WIDTHS[name] for name in ("2 bits", "4 bits", "2, 3, 4 bits")}
+    monkeypatch.setattr(bench_mixed_gemv, "WIDTHS", few)
     (result,) = bench_mixed_gemv.widths(1)
     told = "2, 3, 4 bits take 1.000 of what their bytes predict between 2 and 4 bits; at most"
     assert told in capsys.readouterr().out
     assert len(result["rows"]) == 3
 
 
-def test_the_cost_of_outliers_is_told(monkeypatch, capsys):
+def test_the_cost_of_outliers_is_told(mixed, monkeypatch, capsys):
     """Bytes alone, cuSPARSE's half products being no part of a CPU's torch."""
     calls = []
 

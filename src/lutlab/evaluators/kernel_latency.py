@@ -20,6 +20,7 @@ from lutlab.base.limits import Count
 from lutlab.base.registry import register
 from lutlab.base.specs import Measurement, ProductRun
 from lutlab.evaluators.contract import Metric, ProductEvaluator
+from lutlab.kernels.cpu import paper_tables
 from lutlab.measure import contestants, products
 from lutlab.measure.contestants import Entrants
 from lutlab.measure.energy import clocks_of
@@ -45,6 +46,11 @@ def _of_size(width: int) -> tuple[Metric, ...]:
     )
 
 
+_OF_TABLES = (
+    Metric("additions_saved", "x", "additions of a dense product over Eq. 2", False, True, "bcq"),
+    Metric("table_additions", "of Eq. 2", "additions that build tables", True, True, "bcq"),
+    Metric("mu", "columns", "mu", True, True, "bcq"),
+)
 _METRICS = (
     Metric("latency_us", "µs", "product"),
     Metric("baseline_fp16_us", "µs", "dense product, fp16 on a GPU"),
@@ -63,6 +69,7 @@ _METRICS = (
     *_of_size(16),
     *_of_size(32),
     Metric("group_size", "weights", "group", quantized_only=True),
+    *_OF_TABLES,
     Metric("over_rowwise", "x", "time over row-wise", quantized_only=True),
     Metric("compute_percent", "%", "compute", lower_is_better=False),
     Metric("communication_percent", "%", "communication"),
@@ -77,7 +84,9 @@ class KernelLatency(ProductEvaluator):
     latency_us, baseline_fp16_us, baseline_fp32_us, speedup_fp16, speedup_fp32; best_us, best_speedup_fp16 and
     best_speedup_fp32 of lutlab's best kernel where the row's is the papers', else the same again; gb_s,
     bandwidth_fraction; bits_per_weight, as stored; relative_error; compute_percent and communication_percent, 100
-    and 0 of one device, of several as tensor_parallel.py says. Of quantized weights also over_rowwise; group_size,
+    and 0 of one device, of several as tensor_parallel.py says. Of binary codes additions_saved, N K over the
+    additions of LUT-GEMM ICLR Eq. 2 with the row's mu and t_h, counted and not measured, table_additions, the
+    share of them that build tables, and mu, the columns of a table. Of quantized weights also over_rowwise; group_size,
     the most weights that share a scale; and of the size, against dense weights of so many bits, baseline_fp16_mb
     and ratio_fp16 as stored, megabytes_fp16_table and ratio_fp16_table with one scale of 16 bits a group, as the
     papers' tables print it, ratio_fp16_eq with q of them, as their equations say (LUT-GEMM Eq. 7, nuQmm Eq. 3);
@@ -89,7 +98,7 @@ class KernelLatency(ProductEvaluator):
             again, which is in a cache where it fits. bandwidth_fraction is of cold reading or copying in both.
     """
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     of_this_machine: ClassVar[bool] = True
     metrics: ClassVar[tuple[Metric, ...]] = _METRICS
     rounds: Count | None = None
@@ -125,6 +134,22 @@ class KernelLatency(ProductEvaluator):
                 "memory_gb_s": entered.memory.bandwidth() * 1e-9,
             },
         )
+
+
+def _counted(spec: ProductRun) -> dict[str, float]:
+    """The additions of Eq. 2, of all the row's products."""
+    knobs = {name: value for name, value in spec.knobs if name in paper_tables.KNOBS}
+    building = reading = dense = 0
+    for rows, columns, tokens in spec.shapes:
+        built, read = paper_tables.additions((rows, columns), int(spec.q), spec.g, knobs)
+        building, reading = building + tokens * built, reading + tokens * read
+        dense += tokens * rows * columns
+    additions = building + reading
+    return {
+        "additions_saved": dense / additions,
+        "table_additions": building / additions,
+        "mu": (paper_tables.KNOBS | knobs)["mu"],
+    }
 
 
 def _timed(spec: ProductRun, rounds: int, kind: str) -> Entrants:
@@ -166,6 +191,8 @@ def _values(spec: ProductRun, entered: Entrants, kind: str) -> dict[str, float]:
         values[f"ratio_fp{width}_table"] = width * weights / table
         values[f"ratio_fp{width}_eq"] = width * weights / equation
         values[f"ratio_fp{width}"] = width * weights / (8 * product.bytes)
+    if spec.method == "bcq":
+        values |= _counted(spec)
     rowwise = entered.rowwise
     return values | {
         "group_size": max(group_length(spec.g, columns) for _, columns, _ in shapes),

@@ -27,6 +27,7 @@ from lutlab.kernels.contract import Execution, KernelOp
 from lutlab.kernels.cpu import (
     bcq_gemv,  # noqa: F401, registers its operation
     mixed_gemv,  # noqa: F401, registers its operation
+    paper_gemv,  # noqa: F401, registers its operation
     uniform_gemv,  # noqa: F401, registers its operation
 )
 from lutlab.kernels.gpu import linear as gpu  # noqa: F401, registers its operation

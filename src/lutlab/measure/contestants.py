@@ -215,6 +215,8 @@ def by_kernel(row: TimedRow, x: torch.Tensor, packed: Format, kernel: str) -> Co
         variant = products.variant_of(kernel)  # None: what the dispatch takes for so many rows of x
         knobs = dict(row.spec.knobs) if variant and kernel == row.spec.kernel else None
         options = {"op": packed.kernels["cuda"][0], "variant": variant, "knobs": knobs}
+    elif products.on_cpu(row.spec) and kernel == row.spec.kernel:
+        options = {"op": "paper_gemv", "knobs": dict(row.spec.knobs)}
     elif kernel == "int16":
         options = {"op": "bcq_gemv", "tables": "int16"}
     return row.executed(prepare(packed, x.device, len(x), x.dtype, **options), x)

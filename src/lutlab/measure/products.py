@@ -8,8 +8,9 @@
              tensor_parallel_8: method=none on 8 GPUs, or any number of them (tensor_parallel.py)
              optq: 3-bit codes, dequantized inside the kernel, as OPTQ's does · int16: tables of 16 bits, on a CPU
              int8: 8-bit codes and activations by cuBLAS, or torch
-             paper (r0), lane_tables (r3), …: a variant of the GPU kernel (kernels/README.md), with knobs of its own, as
-             mu=4 +knobs.luts=4 · of mixed_2_4_16 mixed_async, mixed_sync, as +knobs.outliers=cusparse
+             paper (r0): the papers', with their knobs mu, l and t_h, as mu=4 knobs.luts=4 knobs.rows=1024; plain C on a
+             CPU · lane_tables (r3), …: another variant of the GPU kernel (kernels/README.md), with knobs of its own ·
+             of mixed_2_4_16 mixed_async, mixed_sync, as knobs.outliers=cusparse
 
 Operands are drawn from the row's seed, as a speed does not depend on values: x [M, K] and a dense W [N, K] normal,
 codes [N, K] uniform, scales [N, G] or [q, N, G] positive; of mixed_2_4_16 a normal W, rounded to groups in drawn
@@ -28,6 +29,7 @@ from lutlab.base.lazy import torch
 from lutlab.base.specs import ProductRun, Shape
 from lutlab.base.tensors import BCQTensor, MixedTensor, UniformTensor
 from lutlab.kernels.codegen import compiler
+from lutlab.kernels.cpu import paper_tables
 from lutlab.kernels.gpu.variants import full_name, preferred, variant, variants
 from lutlab.quantizers.mixed_2_4_16 import Mixed2416
 
@@ -119,12 +121,18 @@ def _check_variant(spec: ProductRun) -> None:
     if name not in names:
         known = {*KERNELS, *ABSENT, "tensor_parallel_2", *names}
         raise LutlabError(f"unknown kernel '{spec.kernel}': {nearest(spec.kernel, known)}")
-    variant(name, ops[0]).with_knobs(dict(spec.knobs))
+    if not on_cpu(spec):
+        variant(name, ops[0]).with_knobs(dict(spec.knobs))
 
 
 def variant_of(kernel: str) -> str | None:
     """The GPU kernel's variant that a kernel is; None: the best one."""
     return {"auto": None, "lut_gemm": "paper"}.get(kernel, full_name(kernel))
+
+
+def on_cpu(spec: ProductRun) -> bool:
+    """Whether a row asks for the papers' kernel where it is C, with knobs that are those of a CPU."""
+    return spec.device == "cpu" and variant_of(spec.kernel) == "paper" and spec.kernel != "lut_gemm"
 
 
 def gpus_of(spec: ProductRun) -> int:
@@ -157,7 +165,11 @@ def _on_gpus(spec: ProductRun) -> str:
 def _on_a_cpu(spec: ProductRun) -> str:
     if spec.dtype != "float32":
         raise LutlabError(f"dtype={spec.dtype}: on a CPU a product is timed in float32")
-    if spec.kernel not in KERNELS or spec.knobs:
+    if on_cpu(spec):
+        if spec.method != "bcq":
+            raise LutlabError(f"kernel={spec.kernel} multiplies binary codes: set method=bcq")
+        paper_tables.check(dict(spec.knobs))
+    elif spec.kernel not in KERNELS or spec.knobs:
         return f"{variant_of(spec.kernel)} is a GPU kernel, and there is no CUDA device"
     try:
         compiler.find()

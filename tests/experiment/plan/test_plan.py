@@ -25,15 +25,21 @@ ENCODER = "model=bert-embedded-s"
 PPL, MASKED = "ppl.ppl:topics", "masked_lm.masked_loss:topics"
 
 
-def planned(tmp_path, column: str, line: str = "", not_run: str = "") -> plan.PlannedCell:
+def composed(results: Path, *overrides: str) -> ComposedRow:
+    return ComposedRow(ArtifactRow("", {}, []), settings(f"results='{results}'", *overrides))
+
+
+def planned(row: ComposedRow, columns=None):
+    return plan.plan_row(row, columns or free_columns(row.row.evaluate), Files())
+
+
+def cell(results: Path, column: str, line: str = "", not_run: str = "") -> plan.PlannedCell:
     """The cell of a column `<evaluator>.<metric>[:<text>]`."""
-    evaluator, metric = column.partition(":")[0].split(".")
-    spec = ColumnSpec(
-        title="a", unit="b", evaluator=evaluator, metric=metric, text=column.partition(":")[2] or None, not_run=not_run
-    )  # fmt: skip
-    row = settings(f"results='{tmp_path}'", *line.split())
-    row = plan.ComposedRow(ArtifactRow("", {}, []), row)
-    return plan.plan_row(row, {"only": spec}, Files()).cells["only"]
+    name, _, text = column.partition(":")
+    evaluator, metric = name.split(".")
+    about = {"title": "a", "unit": "b", "text": text or None, "not_run": not_run}
+    columns = {"only": ColumnSpec(evaluator=evaluator, metric=metric, **about)}
+    return planned(composed(results, *line.split()), columns).cells["only"]
 
 
 @pytest.mark.parametrize(("column", "line", "missing"), [
@@ -49,20 +55,20 @@ def planned(tmp_path, column: str, line: str = "", not_run: str = "") -> plan.Pl
     (MASKED, "", "of models for masked_lm"),
 ])  # fmt: skip
 def test_a_column_that_nobody_measures_says_why(tmp_path, column, line, missing) -> None:
-    reason = planned(tmp_path, column, line).missing
+    reason = cell(tmp_path, column, line).missing
     assert missing in reason
     assert bool(missing) == bool(reason)
 
 
 def test_the_reason_of_a_table_stands(tmp_path) -> None:
-    cell = planned(tmp_path, "latency.latency_2gpu_ms", not_run="needs 2 GPUs")
-    assert (cell.missing, cell.cell_id) == ("needs 2 GPUs", None)
+    only = cell(tmp_path, "latency.latency_2gpu_ms", not_run="needs 2 GPUs")
+    assert (only.missing, only.cell_id) == ("needs 2 GPUs", None)
 
 
 def test_what_an_evaluator_is_told_names_its_cells_and_its_own_defaults_do_not(tmp_path) -> None:
     key = "evaluator.kernel_latency.weights"
     plain, cold, resident, other = (
-        planned(tmp_path, "kernel_latency.latency_us", f"{PRODUCT} {more}")
+        cell(tmp_path, "kernel_latency.latency_us", f"{PRODUCT} {more}")
         for more in ("", f"{key}=cold", f"{key}=resident", "evaluator.generation.tokens=4")
     )
     assert plain == cold == other
@@ -81,14 +87,6 @@ def test_a_column_is_an_evaluator_a_metric_and_a_text() -> None:
 
 QUICK = "evaluate=[ppl:wikitext2,weight_error]"
 ODD = r"""it's "$HOME" ${q} \' \\ {a: [b], c=d} # é"""
-
-
-def composed(results: Path, *overrides: str) -> ComposedRow:
-    return ComposedRow(ArtifactRow("", {}, []), settings(f"results='{results}'", *overrides))
-
-
-def planned(row: ComposedRow):
-    return plan.plan_row(row, free_columns(row.row.evaluate), Files())
 
 
 def job(results: Path, *overrides: str):

@@ -107,6 +107,12 @@ _PARTS = {
         _OF_KERNELS,
         (_C / "qigen",),
     ),
+    "kernel/paper_gemv": _Part(
+        cpu.VERSIONS["paper_gemv"],
+        ("kernels/cpu/paper_gemv.py",),
+        _OF_KERNELS,
+        (_C / "paper",),
+    ),
     "kernel/step": _Part(
         cpu.VERSIONS["step"],
         ("kernels/cpu/step.py", "generate/cpu*.py", "generate/architecture.py"),

@@ -3,4 +3,11 @@
 from __future__ import annotations
 
 # By operation, raised by whoever changes its products beyond rounding. Part of ids (experiment/store/components.py).
-VERSIONS = {"bcq_gemv": 1, "uniform_gemv": 1, "mixed_gemv": 1, "qigen_gemv": 1, "step": 1}
+VERSIONS = {
+    "bcq_gemv": 1,
+    "uniform_gemv": 1,
+    "mixed_gemv": 1,
+    "qigen_gemv": 1,
+    "step": 1,
+    "paper_gemv": 1,
+}

@@ -40,8 +40,8 @@ FILE = "lut_gemv/paper.cu"
 
 def pack(packed: PackedBCQ) -> Weight:
     """From rows of words."""
-    words = _side_by_side(packed.planes)
-    return with_planes(packed, words, _side_by_side, 1)
+    words = side_by_side(packed.planes)
+    return with_planes(packed, words, side_by_side, 1)
 
 
 def unpack(weight: Weight) -> PackedBCQ:
@@ -54,7 +54,7 @@ def unpack(weight: Weight) -> PackedBCQ:
     return of_planes(weight, back(weight.buffer("planes")), back, 1)
 
 
-def _side_by_side(values: torch.Tensor) -> torch.Tensor:
+def side_by_side(values: torch.Tensor) -> torch.Tensor:
     """[q, N, W or G] -> [W or G, q, S]."""
     turned = values.permute(2, 0, 1)
     out = turned.new_zeros(*turned.shape[:-1], stride(turned.shape[-1]))
