@@ -1,7 +1,6 @@
 """Figures of the documentation's pages, from published numbers: `make report`, or `python -m tools.figures`.
 
     docs/figures/levels.svg        levels of a group of weights by RTN and by BCQ, of a model that ships
-    docs/figures/mu.svg            additions of LUT-GEMM along mu, counted, and the time of its kernel, measured
     docs/figures/table4.svg        perplexities of LUT-GEMM's Table 4, the paper's and ours
     docs/figures/claims.svg        how many claims of each paper hold, fail and are below noise
     docs/figures/two_bits.svg      perplexity along stored bits at 2 and 3 bits
@@ -55,30 +54,6 @@ def levels() -> Figure:
         axis.set_title(f"{title}: relative squared error {error:.2f}", loc="left", fontsize=9)
         axis.set_yticks([])
     axes[-1].set_xlabel("weight; lines: the levels of q = 2 for 128 weights of one row")
-    return drawing
-
-
-def mu() -> Figure:
-    """Additions over those of a dense product along mu, and the papers' kernel in C over torch's, of q = 3."""
-    cells = lutlab.results(MACHINE)
-    cells = cells[(cells["artifact"] == "mu") & (cells["q"] == 3)]
-    drawing = Figure(figsize=(6.8, 2.8), layout="constrained")
-    sides = {
-        "additions_saved": "additions, dense over Eq. 2 (counted)",
-        "speedup_fp32": "time, torch over the kernel (measured)",
-    }
-    for axis, (metric, title) in zip(drawing.subplots(1, 2), sides.items(), strict=True):
-        rows = cells[cells["metric"] == metric]
-        for (model, points), color in zip(rows.groupby("model"), SERIES, strict=False):
-            points = points.sort_values("knobs.mu")
-            label = f"N x K = {model.removeprefix('synthetic-')}"
-            axis.plot(points["knobs.mu"], points["measured"], "o-", color=color, label=label)
-            best = points.loc[points["measured"].idxmax()]
-            axis.plot(best["knobs.mu"], best["measured"], "o", color=color, markersize=9)
-        axis.axhline(1, color=FAINT, linewidth=0.8)
-        axis.set_title(title, loc="left", fontsize=9)
-        axis.set_xlabel("mu; large: the best")
-    drawing.axes[0].legend(frameon=False, fontsize=8)
     return drawing
 
 
@@ -203,7 +178,6 @@ def tokens() -> Figure:
 _USEFUL_NATS = 2.0  # rows beyond are of no use, and would hide the others' differences
 DRAWN: dict[str, Callable[[], Figure]] = {
     "levels": levels,
-    "mu": mu,
     "table4": table4,
     "claims": claims_of_papers,
     "two_bits": two_bits,

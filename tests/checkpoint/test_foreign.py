@@ -10,7 +10,7 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests.base.refusals import refused
@@ -61,6 +61,7 @@ SHAPES = {
     **SHAPES, act_order=st.booleans(), g_idx=st.booleans(),
     written=st.sampled_from([("v2", V2, 0), ("v2", OWN, 0), ("v1", V1, 1), ("gptqmodel", GPTQMODEL, 0)]),
 )  # fmt: skip
+@example(3, 32, 96, 32, 0, ("gptqmodel", GPTQMODEL, 0), True, True)  # by fields, not by words
 def test_gptq(q, rows, columns, g, seed, written, act_order, g_idx):
     how, config, low = written
     *parts, weight = drawn(q, rows, columns, g, seed, low, act_order)

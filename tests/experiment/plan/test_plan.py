@@ -1,4 +1,4 @@
-"""Which cells a plan leaves out, and why; a job is complete and travels unharmed: as JSON, and as one override."""
+"""Which cells a plan leaves out, and why; how long it takes; a job is complete and travels unharmed."""
 
 import dataclasses
 import sys
@@ -10,19 +10,23 @@ from tests.base.refusals import refused
 from tests.experiment.row.composing import settings
 from tests.test_architecture import RANK, SOURCE, module_of, room_of
 
-from lutlab.base.errors import LutlabError
-from lutlab.base.specs import ModelRun, TextSpec
+from lutlab.base.specs import CalibrationSpec, EvalSpec, ModelRun, ModelSpec, ProductRun, TextSpec
 from lutlab.experiment.artifact.columns import ColumnSpec, free_columns
 from lutlab.experiment.artifact.rows import ArtifactRow
-from lutlab.experiment.plan import plan
+from lutlab.experiment.plan import cost, plan
+from lutlab.experiment.plan.cost import History
 from lutlab.experiment.plan.plan import ComposedRow, job_from, job_of, override_of
 from lutlab.experiment.plan.resolve import Files
+from lutlab.experiment.row.spelling import to_json
 from lutlab.experiment.run import worker
+from lutlab.experiment.store.provenance import environment
+from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
+from lutlab.models.shape import ModelShape
 
 PRODUCT = "model=product model.id=96x80"
 ENCODER = "model=bert-embedded-s"
-PPL, MASKED = "ppl.ppl:topics", "masked_lm.masked_loss:topics"
+CAUSAL, MASKED = "ppl.ppl:topics", "masked_lm.masked_loss:topics"
 
 
 def composed(results: Path, *overrides: str) -> ComposedRow:
@@ -49,8 +53,8 @@ def cell(results: Path, column: str, line: str = "", not_run: str = "") -> plan.
     ("model_size.ratio", PRODUCT, "a product is none"),
     ("kernel_latency.latency_us", PRODUCT, ""),
     ("kernel_latency.latency_us", "", "not of a model"),
-    (PPL, "", ""),
-    (PPL, ENCODER, "of models for causal_lm"),
+    (CAUSAL, "", ""),
+    (CAUSAL, ENCODER, "of models for causal_lm"),
     (MASKED, ENCODER, ""),
     (MASKED, "", "of models for masked_lm"),
 ])  # fmt: skip
@@ -162,8 +166,8 @@ def test_a_job_names_what_is_kept_and_with_which_texts(tmp_path: Path) -> None:
 
 
 def test_another_text_at_the_worker_is_refused() -> None:
-    with pytest.raises(LutlabError, match="another text here than where the run was planned"):
-        Files().planned_text(TextSpec("topics", "embedded"), "0" * 64)
+    text = TextSpec("topics", "embedded")
+    refused("another text here than where", Files().planned_text, text, "0" * 64)
 
 
 def test_a_speed_planned_for_another_machine_is_not_measured(tmp_path: Path) -> None:
@@ -172,3 +176,56 @@ def test_a_speed_planned_for_another_machine_is_not_measured(tmp_path: Path) -> 
     record = Store(tmp_path).load(here.cells[0].cell_id)
     assert record.status == "failed"
     assert "measures the machine that it was planned on, cpu another one" in record.reason
+
+
+SHAPE = ModelShape(
+    parameters=10**9, linear_parameters=8 * 10**8, hidden=128, layers=4, vocabulary=2048, seqlen=512,
+    inputs=((128, 384),),
+)  # fmt: skip
+TEXT = TextSpec("wikitext2", "hub", limit=4)
+PPL = EvalSpec("ppl", TEXT)
+RUN = ModelRun(ModelSpec("m", "folder", "m"), "bcq", 3, 128)
+NOTHING = History({}, {})
+
+
+@pytest.fixture
+def machine(monkeypatch) -> None:
+    """A model of 1e9 parameters on a machine of 100 GFlop/s."""
+    monkeypatch.setattr(cost, "_matmul_rate", lambda device, dtype: 1e11)
+    monkeypatch.setattr(cost, "shape_of", lambda spec: SHAPE)
+
+
+def record(seconds: float, run=RUN, evaluation=PPL, **provenance) -> Record:
+    about = environment() | provenance
+    facts = {"quantize_seconds": 10 * seconds}
+    return Record("0", "done", to_json(run), to_json(evaluation), {}, 1, (), facts, about, seconds)
+
+
+def test_records_of_this_machine_decide_by_their_median(machine) -> None:
+    records = [*map(record, (2, 3, 50)), record(1000, cpu="another")]
+    history = History.of(records)
+    assert history.cell_seconds(RUN, PPL, Files()) == 3
+    assert history.quantize_seconds(RUN) == 30
+    wider = dataclasses.replace(RUN, q=4)  # another width of the same model takes as long
+    assert history.cell_seconds(wider, PPL, Files()) == 3
+    assert history.quantize_seconds(wider) == 30
+
+
+def test_what_was_not_recorded_takes_a_rate(machine) -> None:
+    history = History.of([record(2)])
+    longer = EvalSpec("ppl", dataclasses.replace(TEXT, limit=8))
+    assert history.cell_seconds(RUN, longer, Files()) == 2 * 1e9 * 8 * 512 / 5e10
+    assert NOTHING.quantize_seconds(RUN) == pytest.approx(0.27 * 800)
+    assert NOTHING.cell_seconds(RUN, EvalSpec("weight_error"), Files()) < 1
+
+
+def test_what_no_rate_says_is_unknown(machine) -> None:
+    assert NOTHING.cell_seconds(RUN, EvalSpec("generation"), Files()) is None
+    product = ProductRun(((8, 16, 1),), "bcq", 3, 128)
+    assert NOTHING.cell_seconds(product, EvalSpec("kernel_latency"), Files()) is None
+    assert NOTHING.quantize_seconds(product) == 0
+    calibration = CalibrationSpec(TEXT, samples=128, seqlen=512, seed=0)
+    calibrated = dataclasses.replace(RUN, method="gptq", calibration=calibration)
+    assert NOTHING.quantize_seconds(calibrated) is None
+    assert History.of([record(2, calibrated)]).quantize_seconds(calibrated) == 20
+    assert History.of([record(2, calibrated)]).quantize_seconds(RUN) == 0.27 * 800

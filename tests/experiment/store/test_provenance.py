@@ -167,7 +167,7 @@ def test_tools_that_are_not_there_are_none(monkeypatch) -> None:
 BOTH = ["model=llama-embedded-s", "evaluate=[generation,weight_error]", "logger=none"]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_decoding(monkeypatch) -> None:
     monkeypatch.setattr(Generation, "measure", lambda *_: Measurement({"tokens_per_s": 1.0}, 1))
 
@@ -179,7 +179,7 @@ def waiting(command, *arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_another_machine_and_other_threads_are_another_cell(command, monkeypatch):
+def test_another_machine_and_threads_are_another_cell(no_decoding, command, monkeypatch):
     outcome = command(*BOTH, "threads=2")
     assert outcome.code == 0, outcome.err
     torch.set_num_threads(1)
@@ -209,7 +209,7 @@ def test_no_threads_are_refused() -> None:
     refused("at least 1", provenance.machine, "cpu", threads=-1)
 
 
-def test_rows_that_measure_the_machine_run_one_at_a_time(command, monkeypatch) -> None:
+def test_rows_that_measure_the_machine_run_alone(no_decoding, command, monkeypatch) -> None:
     launched, sweep = [], pipeline.sweep
     monkeypatch.setattr(
         pipeline, "sweep", lambda a, compose, launch: sweep(a, compose, launched.append)

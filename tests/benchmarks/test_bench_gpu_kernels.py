@@ -1,18 +1,22 @@
-"""The GPU benchmarks of kernels from end to end on small shapes, the CPU in the GPU's place: no number counts."""
+"""The GPU benchmarks from end to end on small shapes and models, the CPU in the GPU's place: no number counts."""
 
 import json
 
 import bench_gpu_choice
-import bench_gpu_engine
+import bench_gpu_engine as engine
 import bench_lut_gemv as bench
 import bench_mixed_gemv
 import gpu_contestants
 import pytest
 import torch
 from tests.base.refusals import refused
+from tests.models.architectures import make
 
+import lutlab
 from benchmarks import gpu_ceilings
+from lutlab.base import sources
 from lutlab.formats.mixed import PackedMixed
+from lutlab.generate.graph import GraphStep
 from lutlab.kernels.codegen import cuda
 from lutlab.kernels.gpu import choice, variants
 from lutlab.kernels.gpu.lut_gemv.variant import GPUS, H200, Case
@@ -117,7 +121,7 @@ def test_a_slow_stream_moves_the_goal_and_short_groups_have_one_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "module", [bench, bench_mixed_gemv, bench_gpu_engine, bench_gpu_choice, gpu_ceilings]
+    "module", [bench, bench_mixed_gemv, engine, bench_gpu_choice, gpu_ceilings]
 )
 def test_without_a_gpu_it_says_so(module, run, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -235,3 +239,64 @@ def test_the_cost_of_outliers_is_told(mixed, monkeypatch, capsys):
     assert calls[2] == (0.002, ["fused", "cusparse"])
     assert "0.5% of outliers cost 5.0% fused; at most 5%: " in text
     assert "1.5% of outliers cost 15.0% fused, 30.0% by cuSPARSE" in text
+
+
+PARTS_OF_KERNELS = {"lut_gemv_bit_planes": 2e-6, "fmha": 1e-6}
+KINDS = {"matmul": 2e-6, "attention": 1e-6}
+
+
+@pytest.fixture
+def drawn(stand_in, monkeypatch):
+    calls = []
+
+    def synthetic(name, method, q, g, device, **options):
+        model = make("opt")
+        assert (sources.folder("conf") / "shapes" / name).is_dir()
+        calls.append((name, method, q, g, options))
+        return model if method == "none" else lutlab.quantize(model, "rtn", q=max(q, 2), g=8)
+
+    stand_in(
+        engine,
+        LENGTH=32,
+        timer=lambda step, kind: step.run(0) or step.bytes * 1e-9,
+        gpu_parts=lambda run, calls: (run() and None) or (KINDS, PARTS_OF_KERNELS),
+    )
+    monkeypatch.setattr(lutlab, "synthetic", synthetic)
+    monkeypatch.setattr(GraphStep, "obstacle", lambda model, cache: "")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 10**9)
+    return calls
+
+
+def test_rows_and_goals(drawn, run, monkeypatch, tmp_path):
+    names = ("opt-30b", "opt-175b-q3")
+    monkeypatch.setattr(engine, "PARTS", {name: engine.PARTS[name] for name in names})
+    text = run(engine, f"--rounds 2 --out {tmp_path}")
+    assert drawn == [
+        ("opt-30b", "none", 16, -1, {}),
+        ("opt-30b", "bcq", 3, 128, {"offset": True}),
+        ("opt-175b", "bcq", 3, -1, {"offset": True}),
+    ]
+    rows = json.loads((tmp_path / "gpu_engine_opt-30b.json").read_text())["results"]
+    assert [row["model"] for row in rows] == ["opt-30b float16", "opt-30b q3"]
+    assert [row["of_bound"] for row in rows] == pytest.approx([1, 1])  # as the stream
+    dense, ours = (sum(row["bytes"].values()) for row in rows)
+    assert rows[1]["times_dense"] == pytest.approx(dense / ours)
+    parts = rows[1]["breakdown_ms"]
+    assert parts["matmul"] == pytest.approx(2e-3)
+    assert sum(parts.values()) == pytest.approx(rows[1]["ms"])
+    assert "1.000 of the bound; must 0.6, stretch 0.7: stretch met" in text
+    assert "1.000 of the bound; must 0.75, stretch 0.82: stretch met" in text
+    assert " of the paper's time; must 0.43, stretch 0.37: stretch met" in text
+    assert text.count("times as fast as float16; must 2.6, stretch 3.2: ") == 1
+
+
+def test_wrong_logits_are_not_timed(drawn, run, monkeypatch):
+    step = GraphStep.step
+    monkeypatch.setattr(GraphStep, "step", lambda self, ids: step(self, ids) * 1.1)
+    refused("logits are wrong by 1", run, engine, "--rounds 2")
+
+
+def test_a_goal_that_is_missed_is_said_so():
+    assert engine.said("of the bound", 0.59, 0.6, 0.7).endswith("MISSED")
+    missed = "0.440 of the paper's time; must 0.43, stretch 0.37: MISSED"
+    assert engine.said("of the paper's time", -0.44, -0.43, -0.37) == missed
