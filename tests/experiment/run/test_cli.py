@@ -21,6 +21,7 @@ MISTAKES = [
     (["calibration={sample:2}"], "did you mean 'calibration.samples'"),
     (["bits=4"], "no key 'bits': it is q here"),
     (["method=rtn,bcq", "method.rounds=5"], "method=rtn has no such option, bcq, gptq_bcq, hessian_bcq has"),
+    (["method=[rtn,bcq]"], "a sweep over several has no brackets: method=rtn,bcq"),
     (["q=2,,3"], "q=2,,3 cannot be read: several values are a sweep, as q=2,3"),
     (["model.id=/a(1)"], "cannot be read.*other characters go in quotes inside the argument, as .*'/a path"),
     (["model=folder", "model.id=/a, b/c"], "no model in folder /a: .*comma: .model.id='<path>'"),
