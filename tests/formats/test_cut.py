@@ -94,6 +94,9 @@ def test_joining_is_the_inverse_of_cutting(kind):
     again = cut.joined([cut.rows(packed, [span]) for span in spans])
     assert again.layout() == packed.layout()
     assert_same(again.buffers, packed.buffers)
+    channels = torch.arange(K) if packed.order is None else packed.order.long()
+    halves = [checked(cut.columns(packed, span)) for span in (range(32), range(32, K))]
+    assert_same(torch.cat(halves, 1), packed.dequantize()[:, channels])
 
 
 PLANES = WEIGHTS["planes"]
@@ -115,5 +118,3 @@ def test_what_cannot_be_cut_or_joined(made, arguments, message):
 
 def test_inside_a_group_there_is_one_group():
     assert cut.columns(GROUPS, range(20, 30)).group_size == -1
-    words = WEIGHTS["no offset"]  # of 32 columns each
-    assert_same(checked(cut.columns(words, range(32, 64))), words.dequantize()[:, 32:64])

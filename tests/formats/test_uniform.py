@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.quantizers.weights import assert_same, correlated, drawn, exact, quantize
 
@@ -51,6 +51,7 @@ def coded(scale=1.0, zero=None, offset=None, q=4):
 
 @settings(max_examples=40)
 @given(uniform_tensors())
+@example(coded(zero=16))  # just above codes of 4 bits
 def test_packed_and_unpacked_is_the_same_to_the_last_bit(tensor):
     packed = PackedUniform.pack(tensor)
     assert_same(vars(packed.unpack()), vars(tensor))

@@ -27,17 +27,7 @@ def splice(draw: Any, content: bytes) -> bytes:
     first = draw(st.sampled_from([0, end]) | st.integers(0, end) | st.integers(0, min(511, end)))
     part = content[first : first + draw(st.sampled_from([0, 1, 1, 4, 64, 4096, end]))]
     flipped = bytes(byte ^ 1 << draw(st.integers(0, 7)) for byte in part[:1]) + part[1:]
-    texts = [
-        b"\n",
-        b"\0",
-        b"{}",
-        b"w1 w2\n",
-        b"\xef\xbb\xbf",
-        b"\xe9",
-        b"null",
-        b"[]",
-        b"[" * 100_000,
-    ]
+    texts = [*b"\n|\0|{}|w1 w2\n|\xef\xbb\xbf|\xe9|null|[]|1e999".split(b"|"), b"[" * 100_000]
     new = st.sampled_from([b"", b"", bytes(len(part)), flipped, flipped]) | st.sampled_from(texts)
     return content[:first] + draw(new | st.binary(min_size=9)) + content[first + len(part) :]
 
