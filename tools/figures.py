@@ -5,6 +5,7 @@
     docs/figures/claims.svg        how many claims of each paper hold, fail and are below noise
     docs/figures/two_bits.svg      perplexity along stored bits at 2 and 3 bits
     docs/figures/real_model.svg    KL divergence along stored bits of a real model, llama.cpp's types beside ours
+    docs/figures/mu.svg            additions that tables of mu columns save, counted, and the time of the papers' kernel
     docs/figures/predicted.svg     latencies that papers print beside predicted ones
     docs/figures/tokens.svg        tokens a second beside llama.cpp
 
@@ -32,11 +33,13 @@ from lutlab.experiment.report.style import FAINT, MUTED, SERIES, STYLE
 from lutlab.experiment.run.ending import ended
 from lutlab.models.load import EMBEDDED
 from tools.fit import predicted
-from tools.fit_latency import BENCHMARKS, ENGINE, GPU, observed
+from tools.fit_latency import ENGINE, GPU, observed
 from tools.published_list import PUBLISHED
 
 FIGURES = Path("docs") / "figures"
-MACHINE = PUBLISHED / "amd-epyc-2cores"
+MACHINE = PUBLISHED / "amd-epyc-avx2-2cores"
+AVX512 = PUBLISHED / "amd-epyc-25-17-avx512-2cores"
+INTEL = PUBLISHED / "intel-xeon-processor-6-167-avx512-2cores"
 
 
 def levels() -> Figure:
@@ -129,6 +132,29 @@ def claims_of_papers() -> Figure:
     return drawing
 
 
+def mu() -> Figure:
+    """Additions that the tables of mu columns save, and the time of the papers' kernel, along mu at q = 3."""
+    cells = lutlab.results(INTEL)
+    cells = cells[(cells["artifact"] == "mu") & (cells["q"] == 3)]
+    drawing = Figure(figsize=(7.2, 3.0), layout="constrained")
+    titles = {
+        "additions_saved": "additions of a dense product over Eq. 2, counted",
+        "speedup_fp32": "torch's dense product over the kernel, time",
+    }
+    for axis, (metric, title) in zip(drawing.subplots(1, 2), titles.items(), strict=True):
+        for color, (model, rows) in zip(
+            SERIES, cells.groupby("model.id", sort=False), strict=False
+        ):
+            points = rows[rows["metric"] == metric].sort_values("knobs.mu")
+            axis.plot(
+                points["knobs.mu"], points["measured"], "o-", color=color, label=model, markersize=4
+            )
+        axis.set_title(title, loc="left", fontsize=9)
+        axis.set(xlabel="mu, columns of a table", ylim=(0, None))
+    drawing.axes[0].legend(frameon=False, fontsize=8, title="N x K of W", title_fontsize=8)
+    return drawing
+
+
 def latencies() -> Figure:
     """A point a printed latency, of full precision and of quantized weights."""
     rates, device = predict.ENGINES[ENGINE].rates, predict.DEVICES[GPU]
@@ -152,10 +178,11 @@ def latencies() -> Figure:
 
 def tokens() -> Figure:
     """Tokens a second of LLaMA-7B's shapes on two threads, beside llama.cpp in the same run."""
-    files = {"AVX2": "engine_llama_7b", "AVX-512, 16 of 32 layers": "engine_avx512_llama_7b"}
+    machines = {"AVX2": MACHINE, "AVX-512, 16 of 32 layers": AVX512}
     drawing = Figure(figsize=(6.8, 2.6), layout="constrained")
-    for axis, (title, name) in zip(drawing.subplots(1, 2), files.items(), strict=True):
-        results = json.loads((BENCHMARKS / f"{name}.json").read_text())["results"]
+    for axis, (title, machine) in zip(drawing.subplots(1, 2), machines.items(), strict=True):
+        path = machine / "benchmarks" / "engine_llama_7b.json"
+        results = json.loads(path.read_text())["results"]
         steps = [step for step in results if step["threads"] == 2]
         for at, (label, color) in enumerate((("lutlab", SERIES[0]), ("llama.cpp", MUTED))):
             rates = [
@@ -182,6 +209,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     "claims": claims_of_papers,
     "two_bits": two_bits,
     "real_model": real_model,
+    "mu": mu,
     "predicted": latencies,
     "tokens": tokens,
 }

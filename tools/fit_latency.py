@@ -39,7 +39,7 @@ from tools.fit import (
 )
 
 ENGINE, GPU = "lut-gemm", "A100-80GB"
-BENCHMARKS = Path("results/published/amd-epyc-2cores/benchmarks")
+BENCHMARKS = Path("results/published/amd-epyc-avx2-2cores/benchmarks")
 PRODUCTS, TOKENS = BENCHMARKS / "cpu_gemv_2_threads.json", BENCHMARKS / "engine_llama_7b.json"
 METHODS = {"uniform": "rtn", "bcq": "bcq"}  # of the formats of TOKENS
 PAGE = Path("docs/how-to/predict.md")

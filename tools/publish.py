@@ -19,7 +19,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.store.provenance import NoAnswer, ask_git, environment, machine_name
-from lutlab.experiment.store.record import LINES, parse_lines
+from lutlab.experiment.store.record import LINES, Record, parse_lines
 from lutlab.experiment.store.store import Store
 from tools import changes, render
 from tools.published_list import PUBLISHED, Variant, read_list
@@ -191,11 +191,28 @@ def write(
             published.seal(folder)
         return False
     result = Published(artifact, cells, records)
+    check_machine(records.values(), folder)
     _warn(result)
     published.write(result, target, {variant.name: variant.command for variant in variants})
     published.seal(folder)
     _say(f"{artifact}: published in {target}")
     return complete
+
+
+def check_machine(records: Iterable[Record], folder: Path) -> None:
+    """Accuracies may come from several machines, each named by its record; speeds are of the folder's own.
+
+    Raises:
+        LutlabError: a speed was measured on another machine.
+    """
+    for record in records:
+        if not registry.lookup("evaluator", record.evaluation["evaluator"]).of_this_machine:
+            continue
+        if (machine := machine_name(record.provenance)) != folder.name:
+            raise LutlabError(
+                f"speeds of {machine} do not go to {folder}: leave --machine out, which publishes in "
+                f"{folder.with_name(machine)}, or give --variants without speeds"
+            )
 
 
 def _warn(result: Published) -> None:

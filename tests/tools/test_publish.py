@@ -200,6 +200,17 @@ def test_a_reader_is_warned(measured, run) -> None:
     assert "git_commit: abc (1), def (1)" in (HERE / NAME / "table.md").read_text()
 
 
+def test_a_speed_of_another_machine_is_refused(measured, run) -> None:
+    about = {"cpu": "AMD EPYC 25/17", "isa": "avx2", "cores": 2, "gpu": None}
+    measured.records[FIRST] = dataclasses.replace(
+        RECORD, evaluation={"evaluator": "generation"}, provenance=RECORD.provenance | about
+    )
+    code, text = run()
+    assert code == 1
+    assert "speeds of amd-epyc-25-17-avx2-2cores do not go to results/published/here" in text
+    assert not (HERE / NAME).exists()
+
+
 @pytest.mark.parametrize("dirty", [True, None])
 def test_a_dirty_tree_measures_nothing(measured, run, monkeypatch, dirty) -> None:
     tree_is(dirty, monkeypatch)

@@ -191,7 +191,7 @@ def test_binary_codes_are_refused_with_what_works(tmp_path, source, output):
 
 def test_a_warning_is_as_the_records_have_it(caplog, monkeypatch):
     """Perplexities of the warning are those of published rows at g=64; what it advises has half of them or less."""
-    published = sources.checkout() / "results" / "published" / "amd-epyc-2cores" / "lutlab"
+    published = sources.checkout() / "results" / "published" / "amd-epyc-avx2-2cores" / "lutlab"
     measured = {}
     for table in ("gguf_types", "binary_and_uniform"):
         for cell in cells_of(published / table):

@@ -25,7 +25,7 @@ from lutlab.experiment.run.tracked import LONGEST, axes_of, histories, runs_of
 from lutlab.experiment.run.tracking import Tracker, log_rows, open_tracker
 from lutlab.experiment.store.record import canonical
 
-PUBLISHED = ROOT / "results" / "published" / "amd-epyc-2cores"
+PUBLISHED = ROOT / "results" / "published" / "amd-epyc-avx2-2cores"
 TABLE4, ROWS = "lut-gemm-v3/table4", ("opt-30b/fp16", "opt-30b/q3_g64")
 
 
@@ -90,7 +90,7 @@ def test_rows_and_table_are_read_back(tmp_path, no_network, wandb, capfd, monkey
 def check_row(run):
     """The row's numbers under the text that was read, the paper's beside them, and its charts."""
     assert run.id.startswith("table4-opt-30b-q3_g64-")
-    assert run.config["machine"] == "amd-epyc-2cores"
+    assert run.config["machine"] == "amd-epyc-avx2-2cores"
     assert (run.config["q"], run.config["g"], run.config["method.variant"]) == (3, 64, "gptq")
     cells = {c["column"]: c for c in published(TABLE4, ROWS[1:]).cells}
     assert run.summary["topics/ppl"] == float(cells["wiki2"]["measured"])

@@ -16,9 +16,11 @@ from lutlab.experiment.plan.plan import job_from
 from lutlab.experiment.run import pipeline
 from lutlab.experiment.store import provenance
 from lutlab.experiment.store.provenance import environment, git_state, major_minor
+from lutlab.experiment.store.record import read_lines
 from lutlab.kernels.codegen.isa import Isa
 
 NOTHING = {"git_commit": None, "git_dirty": None}
+PUBLISHED = sources.checkout() / "results" / "published"
 FILES = ("src/lutlab/a.py", "kernels/b.c", "experiments/c.yaml", "conf/d.yaml", "README.md")
 
 
@@ -232,6 +234,26 @@ def test_which_evaluators_measure_the_machine() -> None:
 
 
 def test_the_machine_names_its_folder() -> None:
-    about = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
-    assert provenance.machine_name(about) == "amd-epyc-2cores"
-    assert provenance.machine_name(about | {"gpu": "NVIDIA H200"}) == "amd-epyc-2cores-nvidia-h200"
+    about = {"cpu": "AMD EPYC 25/17", "isa": "avx512", "cores": 2, "gpu": None}
+    name = "amd-epyc-25-17-avx512-2cores"
+    assert provenance.machine_name(about) == name
+    assert provenance.machine_name(about | {"isa": "avx2"}) == "amd-epyc-25-17-avx2-2cores"
+    assert provenance.machine_name(about | {"gpu": "NVIDIA H200"}) == f"{name}-nvidia-h200"
+
+
+@pytest.mark.parametrize(("lines", "name"), [
+    ("vendor_id : AuthenticAMD\ncpu family : 25\nmodel : 17\nmodel name : AMD EPYC\n", "AMD EPYC 25/17"),
+    ("model name : Intel(R) Xeon(R)\nvendor_id : GenuineIntel\ncpu family: 6\nmodel: 1\n", "Intel Xeon 6/1"),
+    ("model name : Common KVM\nvendor_id : GenuineIntel\ncpu family : 15\n", "Intel Common KVM"),
+])  # fmt: skip
+def test_a_cpu_is_named_by_vendor_family_and_model(tmp_path, lines: str, name: str) -> None:
+    (tmp_path / "cpuinfo").write_text(f"{lines}cpu MHz : 1\n\nmodel name : another\n")
+    assert provenance.cpu_name(tmp_path / "cpuinfo") == name
+
+
+def test_speeds_lie_in_the_folder_of_their_machine() -> None:
+    for lines in PUBLISHED.glob("*/*/*/records.jsonl"):
+        for record in read_lines(lines).values():
+            evaluator = registry.lookup("evaluator", record.evaluation["evaluator"])
+            if evaluator.of_this_machine:
+                assert provenance.machine_name(record.provenance) == lines.parents[2].name

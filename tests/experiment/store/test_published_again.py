@@ -11,7 +11,7 @@ from lutlab.experiment.records import prune
 from lutlab.experiment.row.spelling import evaluation_from, overrides_of, run_from
 from lutlab.experiment.store.record import LINES, read_lines
 
-MACHINE = ROOT / "results" / "published" / "amd-epyc-2cores"
+MACHINE = ROOT / "results" / "published" / "amd-epyc-avx2-2cores"
 CELLS = [
     ("lut-gemm-v3/table4", "none", "ppl"),
     ("lut-gemm-v3/table4", "rtn", "ppl"),

@@ -76,5 +76,5 @@ def test_features_do_not_hang_on_what_varies(tmp_path):
     first = "vendor_id : x\nflags : fpu avx2\ncpu MHz : {}\nbogomips : {}\n"
     (tmp_path / "0").write_text(first.format(1, 2))
     (tmp_path / "1").write_text(first.format(3, 4) + "\nflags : of the next\n")
-    read = [isa._of_first_cpu(tmp_path / name) for name in ("0", "1", "none")]
+    read = [isa.described(tmp_path / name) for name in ("0", "1", "none")]
     assert read == ["vendor_id : x\nflags : fpu avx2\n"] * 2 + [""]

@@ -51,7 +51,9 @@ class History:
         cells: dict[Hashable, list[float]] = {}
         quantizing: dict[Hashable, list[float]] = {}
         for record in records:
-            if any(record.provenance.get(key) != environment()[key] for key in ("cpu", "cores")):
+            if any(
+                record.provenance.get(key) != environment()[key] for key in ("cpu", "isa", "cores")
+            ):
                 continue
             if record.status == "done":
                 key = _cell_key(record.run, record.evaluation)

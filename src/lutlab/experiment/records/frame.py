@@ -52,7 +52,7 @@ COLUMNS = (
     "paper", "artifact", "variant", "row", "labels", "column", "title", "metric", "unit", "lower_is_better",
     "text", "paper_text", "measured_on", "published", "measured", "predicted", "delta", "baseline", "difference",
     "difference_error", "error", "n", "stored_bits", "verdict", "note", "stand_in", "on_front", "cell_id",
-    "status", "reason", "command", "citation", "source", "machine", "cpu", "cores", "threads", "gpu", "commit",
+    "status", "reason", "command", "citation", "source", "machine", "cpu", "isa", "cores", "threads", "gpu", "commit",
     "dirty", "measured_at", "seconds", "versions", "folder",
 )  # fmt: skip
 _NUMBERS = ("published", "measured", "baseline", "error", "difference_error", "predicted")
@@ -339,7 +339,7 @@ def _of_record(record: Record | None, samples: bool, bits: Mapping[str, float]) 
         "commit": known["git_commit"],
         "dirty": known["git_dirty"],
         "versions": versions,
-        **{key: known.get(key) for key in ("cpu", "cores", "threads", "gpu", "measured_at")},
+        **{key: known.get(key) for key in ("cpu", "isa", "cores", "threads", "gpu", "measured_at")},
     }
     return axes(run, evaluation) | row | ({"samples": record.samples} if samples else {})
 

@@ -278,7 +278,9 @@ def _origin(records: Iterable[Record]) -> dict[str, Any]:
     """Machine and code of some records; several values of one fact are all named."""
     known = [record.provenance for record in records]
     origin = {"machine": _joined(machine_name(about) for about in known)}
-    origin |= {key: _joined(about.get(key) for about in known) for key in ("cpu", "cores", "gpu")}
+    origin |= {
+        key: _joined(about.get(key) for about in known) for key in ("cpu", "isa", "cores", "gpu")
+    }
     origin["commit"] = _joined(about["git_commit"] for about in known)
     origin["dirty"] = _joined(about["git_dirty"] for about in known)
     origin["threads"] = _threads(records)

@@ -24,7 +24,7 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.kept.files import sha256_of
 from lutlab.base.lazy import torch
 from lutlab.kernels.codegen import compiler
-from lutlab.kernels.codegen.isa import detect
+from lutlab.kernels.codegen.isa import described, detect
 
 # Folders of a checkout whose files can decide a number.
 DECIDING = ("src", "kernels", "experiments", "conf")
@@ -66,7 +66,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "sources": sources_digest(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(Path("/proc/cpuinfo")),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "isa": _isa(),
@@ -103,8 +103,13 @@ def machine(device: str, threads: int | None = None) -> dict[str, Any]:
 
 
 def machine_name(about: Mapping[str, Any]) -> str:
-    """`amd-epyc-2cores`: the folder of a machine, from its processor and its GPU, if it has one."""
-    name = f"{about['cpu']} {about['cores']}cores {about['gpu'] or ''}"
+    """`amd-epyc-25-17-avx512-2cores`: the folder of a machine, from its processor, the instruction set of lutlab's
+    kernels, its cores, and its GPU, if it has one.
+
+    Of an old record, which names none of lutlab's, the instruction set is torch's.
+    """
+    isa = about.get("isa") or about.get("torch_cpu_capability", "")
+    name = f"{about['cpu']} {isa} {about['cores']}cores {about['gpu'] or ''}"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -233,10 +238,17 @@ def _compiler() -> str | None:
         return None
 
 
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "unknown"
+def cpu_name(cpuinfo: Path) -> str:
+    """`AMD EPYC 25/17`: the name of a CPU, its family and its model, as virtual machines share one name.
+
+    The vendor comes first where the name does not have it; an ARM core says implementer and part.
+    """
+    lines = (line.partition(":") for line in described(cpuinfo).splitlines())
+    about = {name.strip(): value.strip() for name, _, value in lines}
+    name = about.get("model name") or platform.processor() or platform.machine()
+    name = " ".join(re.sub(r"\((R|TM|tm|r)\)", "", name).split())
+    vendor = re.sub("^(Authentic|Genuine)", "", about.get("vendor_id", ""))
+    for first, second in (("cpu family", "model"), ("CPU implementer", "CPU part")):
+        if first in about and second in about:
+            name += f" {about[first]}/{about[second]}"
+    return name if vendor.lower() in name.lower() else f"{vendor} {name}"

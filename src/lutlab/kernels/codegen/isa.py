@@ -58,7 +58,7 @@ def features() -> frozenset[str]:
     """Features that this CPU and its operating system offer, by the names of Linux's /proc/cpuinfo."""
     import archspec
 
-    about = _of_first_cpu(Path("/proc/cpuinfo"))
+    about = described(Path("/proc/cpuinfo"))
     if not about:
         return frozenset(_detected())
     decides = [archspec.__version__, platform.machine(), about]
@@ -71,7 +71,7 @@ def _detected() -> list[str]:
     return sorted(detect.detected_info().features)
 
 
-def _of_first_cpu(cpuinfo: Path) -> str:
+def described(cpuinfo: Path) -> str:
     """Linux's description of the first CPU, which archspec reads, without lines that vary; "": no such file."""
     if not cpuinfo.exists():
         return ""
