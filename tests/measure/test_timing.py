@@ -42,11 +42,12 @@ def test_contestants_take_turns_round_by_round():
     refused("a took 0.0 s", race, both, lambda *_: 0.0, 1)
 
 
-def test_a_cpu_round_passes_through_every_copy_or_repeats_one_and_leaves_out_the_first_call():
+def test_a_cpu_round_takes_the_next_copies_or_repeats_one_and_leaves_out_the_first_call():
     calls = []
     own = contestant(copies=8, calls=calls)
-    assert timer(4, 100, *range(1, 9))(own, COLD) == 2  # of 1 .. 8
-    assert [copy for _, copy in calls] == [0, 1, 2, 3, 4, 5, 6, 7, 0]
+    assert timer(4, 100, 1, 2, 3, 4)(own, COLD) == 1  # of 1 .. 4
+    assert timer(4, 100, 4, 3, 2, 1)(own, COLD) == 1
+    assert [copy for _, copy in calls] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1], "8 copies in turn"
     calls.clear()
     timer(4, *[1] * 5)(own, RESIDENT)
     assert [copy for _, copy in calls] == [0] * 5

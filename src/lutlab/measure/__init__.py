@@ -4,4 +4,4 @@ from __future__ import annotations
 
 # Raised by whoever changes what a product is timed with, or what a time or an energy is. Part of ids
 # (experiment/store/components.py).
-VERSION = 1
+VERSION = 2

@@ -26,7 +26,7 @@ from lutlab.kernels.codegen import isa, library
 
 COLD: Final = "cold"
 RESIDENT: Final = "resident"
-# Calls of a round on a CPU, and of a graph on a GPU: at least so many, and at least one of each copy.
+# Calls of a round on a CPU; on a GPU a graph has at least so many, and at least one of each copy.
 CALLS = 20
 READ_BYTES = 8 * 2**20  # of a call of the reader, about as long as a product
 _READ = """
@@ -59,6 +59,7 @@ class Contestant:
         run: the call; its result is not looked at.
         rounds: seconds of a call by kind (cold, resident), one a round.
         parts: the names of the products that it is together, each once; empty for a single one.
+        turn: number of cold calls so far on a CPU, where a round goes on with the copy after the last round's.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Contestant:
     run: Callable[[int], object]
     rounds: dict[str, list[float]] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
+    turn: int = 0  # cold calls made on a CPU
 
     def kernels(self) -> list[str]:
         """Names of the kernels that multiply, each once: the fact `kernel` of a record."""
@@ -150,19 +152,25 @@ def race(
 
 @dataclass
 class CpuTimer:
-    """Lower quartile of the seconds of the calls of a round; the first call, which finds the code cold, is left out."""
+    """Lower quartile of the seconds of the calls of a round; the first call, which finds the code cold, is left out.
+
+    Small weights have thousands of copies on a machine with a large cache: a round takes the next ones, not all, and
+    comes back to a copy after all others.
+    """
 
     calls: int = CALLS
     clock: Callable[[], float] = time.perf_counter
 
     def __call__(self, contestant: Contestant, kind: str) -> float:
         """Seconds of one round."""
-        copies = contestant.copies if kind == COLD else 1
+        first, copies = (contestant.turn, contestant.copies) if kind == COLD else (0, 1)
         seconds = []
-        for i in range(max(self.calls, copies if kind == COLD else 0) + 1):
+        for i in range(first, first + self.calls + 1):
             began = self.clock()
             contestant.run(i % copies)
             seconds.append(self.clock() - began)
+        if kind == COLD:
+            contestant.turn += len(seconds)
         ordered = sorted(seconds[1:])
         # One that was measured: between few of them nothing is made up.
         return ordered[(len(ordered) - 1) // 4]

@@ -8,11 +8,12 @@ describes the file for those who write one.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from lutlab import predict
@@ -65,9 +66,42 @@ class Curve(CurveSpec):
         return "/".join(key.split("/")[: self.per])
 
 
-class Claim(Strict):
-    """A claim of the paper as predicates (claims.py): every one of `holds` and `fronts` is to be true.
+# Kinds of claims and their headings, by how `where` begins, after the name of another paper.
+_PAPER = r"^(?:[\w.]+(?: et al\.)?(?: \d{4})?,? )?"
+CLAIM_KINDS = {
+    "sentence": "Sentences of the paper (what is in brackets is ours)",
+    "reading": "What the paper's table or figure shows, as we read it",
+    "ours": "Claims of ours",
+}
+_BEGINNINGS = {
+    "sentence": re.compile(rf"{_PAPER}(?:Section|Appendix|Abstract)"),
+    "reading": re.compile(rf"{_PAPER}(?:Table|Figure)"),
+    "ours": re.compile("^ours"),
+}
 
+
+def claim_kind(where: str) -> str:
+    """The kind of a claim, of CLAIM_KINDS, by its place.
+
+    >>> claim_kind("Section 4.4, conclusion 1"), claim_kind("Table 4"), claim_kind("ours, on Table 4")
+    ('sentence', 'reading', 'ours')
+
+    Raises:
+        ValueError: the place is none of the three.
+    """
+    for kind, beginning in _BEGINNINGS.items():
+        if beginning.search(where):
+            return kind
+    raise ValueError(
+        f"where: {where!r} begins with neither Section, Appendix or Abstract (a sentence of a paper), nor Table or "
+        "Figure (what we read from it), nor ours"
+    )
+
+
+class Claim(Strict):
+    """A claim as predicates (claims.py): every one of `holds` and `fronts` is to be true.
+
+    where: the place, which says whether it is a sentence of the paper, our reading of its table, or ours.
     holds: over the entries of a row's last axis, e.g. `q4_g32 <= q4_g64`, for each value of the axes before it. A bare
     name is the value in the column at hand (`columns`); `name.column` names its own column.
     fronts: over the points of the figure, e.g. `on_front("g*") > 0`, for each front.
@@ -81,6 +115,12 @@ class Claim(Strict):
     fronts: list[str] = Field(default_factory=list)
     columns: list[str] = Field(default_factory=list)
     only: list[str] = Field(default_factory=list)  # patterns of the leading entries; empty = all
+
+    @field_validator("where")
+    @classmethod
+    def _is_of_a_kind(cls, where: str) -> str:
+        claim_kind(where)
+        return where
 
 
 class Artifact(Strict):

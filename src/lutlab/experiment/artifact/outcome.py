@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lutlab.experiment.artifact.artifact import Curve
+from lutlab.experiment.artifact.artifact import Curve, claim_kind
 from lutlab.experiment.artifact.uncertain import Uncertain
 from lutlab.experiment.store.noise import Shares
 
@@ -125,6 +125,11 @@ class ClaimResult:
     repeated: int = 0
     not_judged: str = ""
     holding: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """A sentence of the paper, our reading of its table, or a claim of ours: a key of CLAIM_KINDS."""
+        return claim_kind(self.where)
 
     @property
     def sign(self) -> str:

@@ -351,10 +351,11 @@ def claims(*folders: str | Path) -> pandas.DataFrame:
         folders: results folders or published ones, as lutlab.results takes them.
 
     Returns:
-        paper, artifact, variant, machine, text, where (its place in the paper), and counts of instances:
-        published_hold of published_decidable in the paper's own numbers, hold of decidable in those measured; failing
-        names the instances that do not hold, below_noise counts those that the measured numbers do not decide. Tables
-        of artifacts that this lutlab does not have are left out.
+        paper, artifact, variant, machine, text, where (its place in the paper), kind (sentence of the paper, reading of
+        its table, ours: never counted together), and counts of instances: published_hold of published_decidable in the
+        paper's own numbers, hold of decidable in those measured; failing names the instances that do not hold,
+        below_noise counts those that the measured numbers do not decide. Tables of artifacts that this lutlab does not
+        have are left out.
 
     Raises:
         LutlabError: no such folder, nothing measured in it, or a damaged record; a table is not of the artifact as it
@@ -380,6 +381,7 @@ def _claims(shelf: Shelf) -> Iterator[dict[str, Any]]:
                     "machine": shelf.machine,
                     "text": claim.text,
                     "where": claim.where,
+                    "kind": claim.kind,
                     "published_hold": claim.published[0],
                     "published_decidable": claim.published[1],
                     "hold": claim.measured[0],

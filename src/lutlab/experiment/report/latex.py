@@ -71,12 +71,12 @@ def render(layout: Layout) -> str:
     if layout.reference.heads:
         caption = f"{layout.title}: published, not measured here."
         parts.append(_float(layout, layout.reference, caption, layout.reasons, pairs=False))
-    if layout.claims:
-        claims = [
+    for heading, claims in layout.claims:
+        items = [
             f"{f'{c.paper} · {c.ours} {c.instances()}'.rstrip()}. {c.text} ({c.where})"
-            for c in layout.claims
+            for c in claims
         ]
-        parts.append(_itemize("Claims of the paper", claims))
+        parts.append(_itemize(heading, items))
     if layout.notes:
         parts.append(_itemize("Notes", layout.notes))
     if layout.origins:

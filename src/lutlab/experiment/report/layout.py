@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from typing import TypeGuard
 
 from lutlab.base.escapes import mapped_texts, visible
+from lutlab.experiment.artifact.artifact import CLAIM_KINDS
 from lutlab.experiment.artifact.outcome import (
     TRIED,
     Cell,
@@ -183,10 +184,17 @@ class Layout:
     left_out: str  # which rows of a long table are not among the lines
     legend: tuple[str, ...]
     footnotes: tuple[str, ...]
-    claims: tuple[ClaimResult, ...]
+    claims: tuple[tuple[str, tuple[ClaimResult, ...]], ...]  # by kind: heading, claims
     notes: tuple[str, ...]
     origins: tuple[str, ...]  # where the measured numbers come from, in lines, and fact by fact
     provenance: tuple[tuple[str, str], ...]
+
+
+def _by_kind(claims: Sequence[ClaimResult]) -> tuple[tuple[str, tuple[ClaimResult, ...]], ...]:
+    kinds = (
+        (heading, tuple(c for c in claims if c.kind == k)) for k, heading in CLAIM_KINDS.items()
+    )
+    return tuple((heading, some) for heading, some in kinds if some)
 
 
 def lay_out(table: ResultTable) -> Layout:
@@ -226,7 +234,7 @@ def lay_out(table: ResultTable) -> Layout:
         left_out=left_out,
         legend=_legend(main_grid),
         footnotes=footnotes,
-        claims=table.claims,
+        claims=_by_kind(table.claims),
         notes=tuple(note for note in table.notes if not any(note in text for text in texts)),
         origins=table.origins,
         provenance=tuple(table.provenance.items()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from lutlab.experiment.artifact.outcome import BREAKS, HOLDS
+from lutlab.experiment.artifact.outcome import BREAKS, HOLDS, ClaimResult
 from lutlab.experiment.report.layout import Grid, Layout
 
 
@@ -32,10 +32,8 @@ def _differences(layouts: Mapping[str, Layout]) -> list[str]:
     for name, real in layouts.items():
         if real.scale != "real":
             continue
-        for i, claim in enumerate(real.claims):
-            signs = {
-                n: other.claims[i].sign for n, other in layouts.items() if other.scale != "real"
-            }
+        for i, claim in enumerate(_flat(real)):
+            signs = {n: _flat(o)[i].sign for n, o in layouts.items() if o.scale != "real"}
             others = [n for n, sign in signs.items() if {sign, claim.sign} == {HOLDS, BREAKS}]
             if others:
                 theirs = f"{signs[others[0]]} on {', '.join(others)}"
@@ -47,6 +45,10 @@ def _differences(layouts: Mapping[str, Layout]) -> list[str]:
         "million parameters lack, and codes are judged by what they do to outliers."
     )
     return ["## Where the real model and the stand-ins differ", why, _list(lines)]
+
+
+def _flat(layout: Layout) -> list[ClaimResult]:
+    return [claim for _, claims in layout.claims for claim in claims]
 
 
 def _join(parts: Sequence[str]) -> str:
@@ -67,8 +69,8 @@ def _body(layout: Layout, heading: str) -> list[str]:
             _table(layout, layout.reference, pairs=False),
             _list(layout.reasons),
         ]
-    if layout.claims:
-        parts += [f"{heading} Claims of the paper", _claims(layout)]
+    for title, claims in layout.claims:
+        parts += [f"{heading} {title}", _claims(claims)]
     if layout.notes:
         parts += [f"{heading} Notes", _list(layout.notes)]
     return parts
@@ -111,9 +113,9 @@ def _table(layout: Layout, grid: Grid, pairs: bool) -> str:
     )
 
 
-def _claims(layout: Layout) -> str:
+def _claims(claims: Iterable[ClaimResult]) -> str:
     lines = []
-    for claim in layout.claims:
+    for claim in claims:
         counts = f"{claim.paper} · {claim.ours} {_escape(claim.instances())}".rstrip()
         lines.append(f"- {counts}  \n  {_escape(claim.text)} ({_escape(claim.where)})")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from lutlab.experiment.artifact.outcome import FRONT
+from lutlab.experiment.artifact.outcome import FRONT, ClaimResult
 from lutlab.experiment.artifact.rows import OURS
 from lutlab.experiment.report.layout import Block, Grid, Head, Layout, Line, break_lines
 
@@ -93,15 +93,21 @@ def _say(console: Console, text: Text, indent: int = 0) -> None:
 def _print_claims(layout: Layout, console: Console) -> None:
     from rich.text import Text
 
-    if layout.claims:
+    for heading, claims in layout.claims:
         console.print()
-        _say(console, Text("Claims of the paper", style="bold"))
-    for claim in layout.claims:
-        style = {"✓": "green", "✗": "bold red"}.get(claim.sign, "dim")
-        counts = Text.assemble((claim.paper, "dim"), " · ", (claim.ours, style))
-        counts.append(f" {claim.instances(MOST_NAMED)}".rstrip())
-        _say(console, Text(f"{claim.text} ({claim.where})"))
-        _say(console, counts, indent=2)
+        _say(console, Text(heading, style="bold"))
+        for claim in claims:
+            _print_claim(claim, console)
+
+
+def _print_claim(claim: ClaimResult, console: Console) -> None:
+    from rich.text import Text
+
+    style = {"✓": "green", "✗": "bold red"}.get(claim.sign, "dim")
+    counts = Text.assemble((claim.paper, "dim"), " · ", (claim.ours, style))
+    counts.append(f" {claim.instances(MOST_NAMED)}".rstrip())
+    _say(console, Text(f"{claim.text} ({claim.where})"))
+    _say(console, counts, indent=2)
 
 
 # ---- grids ----

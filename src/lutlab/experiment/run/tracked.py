@@ -30,6 +30,7 @@ from typing import Any
 from lutlab.base import registry
 from lutlab.base.specs import EvalSpec, ProductRun
 from lutlab.evaluators import exp_of_mean
+from lutlab.experiment.artifact.artifact import CLAIM_KINDS
 from lutlab.experiment.artifact.catalog import artifacts
 from lutlab.experiment.artifact.outcome import ClaimResult, ResultTable
 from lutlab.experiment.records.frame import Shelf, rows_of
@@ -232,10 +233,12 @@ def _table(
         "cells": len(cells),
         "cells/measured": sum(cell["measured"] is not None for cell in cells),
         "seconds": sum(record.seconds for record in {r.cell_id: r for r in records}.values()),
-        "claims/hold": sum(claim.measured[0] for claim in claims),
-        "claims/decidable": sum(claim.measured[1] for claim in claims),
-        "claims/below_noise": sum(len(claim.below_noise) for claim in claims),
     }
+    for kind in CLAIM_KINDS:
+        some = [claim for claim in claims if claim.kind == kind]
+        summary[f"claims/{kind}/hold"] = sum(claim.measured[0] for claim in some)
+        summary[f"claims/{kind}/decidable"] = sum(claim.measured[1] for claim in some)
+        summary[f"claims/{kind}/below_noise"] = sum(len(claim.below_noise) for claim in some)
     return TrackedRun(
         id=f"{_word(f'{_leaf(artifact)}{_other(artifact, variant)}')}-{digest}",
         name=f"{artifact}{_other(artifact, variant)} #{digest}",
@@ -257,6 +260,7 @@ def _claim(claim: ClaimResult) -> dict[str, Any]:
     return {
         "claim": claim.text,
         "where": claim.where,
+        "kind": claim.kind,
         "published": "{} of {}".format(*claim.published),
         "measured": "{} of {}".format(*claim.measured),
         "below_noise": len(claim.below_noise),

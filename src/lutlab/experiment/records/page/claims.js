@@ -1,7 +1,8 @@
-// The papers' claims as a tree: paper, table, claim; a score on each level.
+// Claims as a tree: paper and kind, table, claim; a score on each level. Kinds never share a score.
 
-const CLAIM_FIELDS = ["paper", "artifact", "variant", "machine", "text", "where", "published_hold",
+const CLAIM_FIELDS = ["paper", "artifact", "variant", "machine", "text", "where", "kind", "published_hold",
   "published_decidable", "hold", "decidable", "failing"];
+const KINDS = { sentence: "sentences of the paper", reading: "our readings of its tables", ours: "claims of ours" };
 const SIGNS = { hold: "✓", fail: "✗", undecidable: "–" };
 
 const stateOf = (claim) => (!claim.decidable ? "undecidable" : claim.hold === claim.decidable ? "hold" : "fail");
@@ -15,7 +16,7 @@ function drawClaims() {
       page.claims.length ? "No claims under these filters." : "This source has no claims: they are judged on records."));
     return;
   }
-  const papers = grouped(mine, (claim) => claim.paper);
+  const papers = grouped(mine, (claim) => `${claim.paper}: ${KINDS[claim.kind]}`);
   byId("claims").replaceChildren(...[...papers].map(([paper, claims]) => element("details", { class: "paper", open: true },
     element("summary", {}, element("b", {}, paper), scoreOf(claims)),
     [...grouped(claims, (claim) => [claim.artifact, claim.variant, claim.machine].filter(Boolean).join(" · "))]
