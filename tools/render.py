@@ -8,13 +8,20 @@ Every number comes from the records of the published artifact; nothing is measur
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from lutlab.base.errors import LutlabError
+from lutlab.experiment.plan.resolve import NO_TEXT, obstacles
 from lutlab.experiment.report import published, write_report
+from lutlab.experiment.report.compare import NOT_YET
+from lutlab.experiment.report.published import Published
+from lutlab.experiment.row import sweeping
+from lutlab.experiment.run.cli import composing
 from lutlab.experiment.run.ending import ended
 from tools.published_list import PUBLISHED, read_list
 
@@ -64,9 +71,53 @@ def rewrite(only: str = "*", machine: str = "*") -> list[Path]:
     if not found:
         raise LutlabError(f"nothing of --only '{only}' is published under {PUBLISHED}/{machine}")
     for folder, own in found.items():
-        published.write(published.read(folder), folder, own)
+        as_published = published.read(folder)
+        cells = {
+            name: with_reasons(cells, reasons(as_published, name, own[name]))
+            for name, cells in as_published.cells.items()
+        }
+        published.write(dataclasses.replace(as_published, cells=cells), folder, own)
         published.seal(folder.parents[1])
     return list(found)
+
+
+def reasons(of: Published, variant: str, command: str) -> dict[tuple[str, str], str]:
+    """Row and column of a variant -> why today's code does not measure it on the kind of machine that measured it.
+
+    Raises:
+        LutlabError: the artifact no longer takes the command.
+    """
+    device = "cuda" if any(r.provenance.get("gpu") for r in of.records_of([variant])) else "cpu"
+    _, _, line = command.partition("+exp=")
+    with composing() as compose:
+        (request,) = sweeping.parse(
+            [f"+exp={of.artifact}", *shlex.split(line)[1:], f"device={device}"]
+        )
+        assert request.artifact, "its name is that of a table"
+        rows = sweeping.rows_of(request, compose(request.arguments))
+        return {
+            (row.key, column): reason
+            for row in rows
+            for column, reason in obstacles(
+                compose(row.overrides), request.artifact.columns_of(row)
+            ).items()
+        }
+
+
+def with_reasons(
+    cells: Sequence[Mapping[str, str]], today: Mapping[tuple[str, str], str]
+) -> list[dict[str, str]]:
+    """The cells of a table, those without a record with today's reason; a text that was not there stays so."""
+    return [
+        dict(cell)
+        if cell["cell_id"] or cell["note"].startswith(NO_TEXT)
+        else {
+            **cell,
+            "verdict": "not run",
+            "note": today.get((cell["row"], cell["column"]), NOT_YET),
+        }
+        for cell in cells
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

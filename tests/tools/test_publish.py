@@ -16,14 +16,16 @@ from tests.conftest import ROOT
 
 from lutlab.base.kept.files import write_sums
 from lutlab.experiment.artifact.artifact import load_artifact
+from lutlab.experiment.artifact.predicted import reason_of
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record
 from tools import changes, publish, render
-from tools.published_list import read_list
+from tools.published_list import LIST, read_list
 
 NAME = "lut-gemm-v3/table4"
 FIRST, TEXTS = "embedded-first2", "embedded-texts-first2"
+PUBLISHED = ROOT / "results" / "published"
 HERE = Path("results/published/here")
 RECORD = Record(
     cell_id="0123456789abcdef", status="done", run={}, evaluation={"evaluator": "ppl"}, values={"ppl": 20.5}, n=1,
@@ -247,8 +249,26 @@ def test_published_artifacts_are_rendered_without_measuring(run, capsys) -> None
     assert "nothing under" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixed-2-4-16/table3", "lut-gemm-v3/table5"])
+def test_a_published_reason_is_todays(name: str) -> None:
+    (folder,) = PUBLISHED.glob(f"amd-epyc-avx2-2cores/{name}")
+    found = published.read(folder)
+    for variant in (v for v in read_list(name, ROOT / LIST) if v.name in found.cells):
+        cells = found.cells[variant.name]
+        today = render.reasons(found, variant.name, variant.command)
+        notes = {
+            c["row"] + c["column"]: reason_of(c["note"]) or c["note"]
+            for c in cells
+            if not c["cell_id"]
+        }
+        again = render.with_reasons(cells, today)
+        assert notes == {c["row"] + c["column"]: c["note"] for c in again if not c["cell_id"]}
+
+
 def test_pages_are_written_anew_from_records_of_any_tree(measured, run, monkeypatch) -> None:
     run()
+    run("--render-only", "--only", NAME)
     before = {path: path.read_bytes() for path in (HERE / NAME).iterdir()}
     (HERE / NAME / "table.md").write_text("an older page")
     tree_is(True, monkeypatch)

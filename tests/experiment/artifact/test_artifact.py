@@ -114,6 +114,7 @@ def test_at_scale_real_a_model_keeps_the_rows_of_its_claims() -> None:
     ("table4", "published opt-30b q5_g32", {"ptb": 1.0}, "is not a cell"),
     ("fig12", "figure", {"x": "size", "y": "ppl", "series": []}, "figure draws 'size'"),
     ("fig12", "figure", None, "a claim about fronts needs a figure"),
+    ("table4", "claims", [{"text": "x", "where": "page 3", "holds": ["fp16 > 1"]}], "neither Section, Appendix"),
     ("fig12", "axes", [{"a": {"labels": {}, "overrides": []}}], "either axes or blocks"),
 ])  # fmt: skip
 def test_what_is_no_table_or_cannot_be_drawn_is_refused(name, place, value, message) -> None:

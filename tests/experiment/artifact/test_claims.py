@@ -64,7 +64,7 @@ CURVE = Curve(x="ratio", y="ppl", series=("q",), larger=(True, False), per=1, ba
 def judged(measured=GRID, published=None, columns=("ppl",), **claim):
     if "fronts" not in claim:
         claim["columns"] = columns
-    claim = Claim(text="t", where="w", **claim)
+    claim = Claim(text="t", where="Table 1", **claim)
     return judge(claim, published or measured, measured, CURVE)
 
 
@@ -233,6 +233,16 @@ def test_of_other_windows_errors_add_up() -> None:
     assert apart.error == pytest.approx(math.hypot(a.error, b.error))
     assert (a - b).error < apart.error / 5
     assert (a - a).error == 0
+
+
+def test_columns_of_one_record_are_not_averaged_away() -> None:
+    """`accuracy` and `accuracy_norm` of the same examples, whose chance has two sources."""
+    names = ("accuracy", "accuracy_norm", "accuracy_norm")
+    dependent = [Uncertain(5.0, {n: (0.3, 0.4)}, (f"0ab {n}",)) for n in names]
+    assert mean(dependent).error == pytest.approx(0.5)
+    assert mean(dependent[1:]).error == pytest.approx(0.5), "of one source"
+    apart = [Uncertain(5.0, {n: (0.3, 0.4)}, (f"{n} accuracy",)) for n in ("0ab", "1cd")]
+    assert mean(apart).error == pytest.approx(0.5 / math.sqrt(2))
 
 
 def test_few_samples_decide_less() -> None:

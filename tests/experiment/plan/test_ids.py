@@ -170,7 +170,9 @@ def test_a_raised_version_makes_the_cells_new_that_rest_on_it(name, monkeypatch)
     else:
         holder = protocols.PROTOCOLS if group == "protocol" else components._PARTS
         key = key if group == "protocol" else name
-        monkeypatch.setitem(holder, key, dataclasses.replace(holder[key], version=2))
+        monkeypatch.setitem(
+            holder, key, dataclasses.replace(holder[key], version=holder[key].version + 1)
+        )
     assert moved() == set(VERSIONS[name].split())
 
 

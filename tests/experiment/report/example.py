@@ -59,8 +59,8 @@ def row(model, i):
 
 def example_table():
     claims = (
-        ClaimResult("A smaller group has lower perplexity", "§4.3", (12, 12), (11, 12), ("OPT-66B q3: PTB",)),
-        ClaimResult("LUT-GEMM q3 g32 is at least 2.25x faster than cuBLAS", "§4.3", (2, 2), (0, 0)),
+        ClaimResult("A smaller group has lower perplexity", "Section 4.3", (12, 12), (11, 12), ("OPT-66B q3: PTB",)),
+        ClaimResult("LUT-GEMM q3 g32 is at least 2.25x faster than cuBLAS", "Section 4.3", (2, 2), (0, 0)),
     )  # fmt: skip
     return ResultTable(
         artifact="lut-gemm-v3/table4", title="LUT-GEMM Table 4: perplexity & latency per token of OPT, RTN",

@@ -31,7 +31,9 @@ def hostile(text):
     columns = tuple(replace(c, title=text, measured_on=text) for c in table.columns)
     rows = [replace(r, labels={**r.labels, "Model": text}, model=text) for r in table.rows]
     rows = tuple(with_cells(row, note=text) for row in rows)
-    claims = tuple(replace(c, text=text, where=text, failing=(text,)) for c in table.claims)
+    claims = tuple(
+        replace(c, text=text, where=f"ours, {text}", failing=(text,)) for c in table.claims
+    )
     texts = {"title": text, "notes": (text,), "source": text, "provenance": {"cpu": text}}
     return replace(table, columns=columns, rows=rows, claims=claims, command=text, **texts)
 

@@ -35,6 +35,8 @@ def record(evaluator, metric, value, samples=(), cell="id", **facts) -> Record:
     ("a_users_own", "x", 2.0, (), {"standard_error": {"x": 0.25}}, 0.25),
     ("llama_cpp", "tokens_per_s", 100 / 1.05, SECONDS, {}, 100 / 1.05 * RELATIVE),
     ("generation", "ms_per_token", 10.5, SECONDS, {}, 10.5 * RELATIVE),
+    # the deviation of a round by the quartiles, not the error of the median
+    ("kernel_latency", "latency_us", 12.0, SECONDS, {"spread_us": [0.9e6, 1.2e6]}, 12 * 0.3 / 1.05 / 1.349),
     *((exact, "x", 2.0, (1.0, 2.0), {}, None) for exact in ("model_size", "kernel_latency", "weight_error")),
 ])  # fmt: skip
 def test_of_each_metric_by_its_formula(evaluator, metric, value, samples, facts, error) -> None:

@@ -90,9 +90,35 @@ def _combined(value: float, *terms: tuple[float, Uncertain]) -> Uncertain:
 
 
 def mean(numbers: list[Uncertain]) -> Uncertain:
-    """The mean of at least one number."""
+    """The mean of at least one number.
+
+    Numbers of one record move together: where their chance has one source, share by share, and where it has several, as
+    that of `accuracy` and `accuracy_norm`, nobody knows how far, so that their errors add up.
+    """
     value = statistics.mean(number.value for number in numbers)
-    return _combined(value, *((1 / len(numbers), number) for number in numbers))
+    by_record: dict[str, list[Uncertain]] = {}
+    for i, number in enumerate(numbers):
+        of_one = " ".join(sorted({source.partition(" ")[0] for source in number.sources}))
+        by_record.setdefault(of_one or str(i), []).append(number)
+    terms = [
+        term
+        for of_one, some in by_record.items()
+        for term in (
+            some
+            if len({*map(frozenset, (n.shares for n in some))}) == 1
+            else [_added(of_one, some)]
+        )
+    ]
+    return _combined(value, *((1 / len(numbers), term) for term in terms))
+
+
+def _added(record: str, numbers: list[Uncertain]) -> Uncertain:
+    """A sum whose error is the sum of errors, in equal shares of a source of its own."""
+    samples = max(len(parts) for number in numbers for parts in number.shares.values())
+    share = sum(number.error for number in numbers) / math.sqrt(samples)
+    sources = tuple(source for number in numbers for source in number.sources)
+    total = sum(number.value for number in numbers)
+    return Uncertain(total, {f"{record} added": (share,) * samples}, sources)
 
 
 def student(freedom: float) -> float:

@@ -27,6 +27,7 @@ from lutlab.models.shape import linear_shapes
 from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.stored import STORED
 
+NO_TEXT = "no text"
 LABELLED = "calibration-pairs"  # a kind of text
 # kind of row that an evaluator measures -> why it cannot measure the other kind
 _OTHER_KIND = {
@@ -84,8 +85,7 @@ def resolve(row: Row, columns: Mapping[str, ColumnSpec], files: Files) -> Resolv
     run = run_of(row)
     _check_budget(run, row)
     evaluations = {name: evaluation_of(column, row) for name, column in columns.items()}
-    reasons = {name: _missing(run, each, columns[name]) for name, each in evaluations.items()}
-    missing = {name: reason for name, reason in reasons.items() if reason}
+    missing = obstacles(row, columns)
     runnable = {e for name, e in evaluations.items() if name not in missing}
     absent = frozenset(e for e in runnable if row.mode is Mode.plan and _on_hub(run, e.text))
     read = runnable - absent
@@ -99,10 +99,21 @@ def resolve(row: Row, columns: Mapping[str, ColumnSpec], files: Files) -> Resolv
             lacking[text] = error
     for name, evaluation in evaluations.items():
         if (spec := evaluation.text) and spec in lacking:
-            missing.setdefault(name, f"no text '{spec.protocol}' under data.root={spec.root}")
+            missing.setdefault(name, f"{NO_TEXT} '{spec.protocol}' under data.root={spec.root}")
     if read_texts and all(name in missing for name, e in evaluations.items() if e.text):
         raise lacking[next(iter(read_texts))]  # the folder has none of the texts
     return look(Resolved(run, evaluations, missing, absent, texts), row.threads, files)
+
+
+def obstacles(row: Row, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
+    """Columns that cannot be measured here, with the reason, of a row whose files nobody looks at.
+
+    Raises:
+        LutlabError: the row asks for what does not exist.
+    """
+    run = run_of(row)
+    reasons = {n: _missing(run, evaluation_of(c, row), c) for n, c in columns.items()}
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def look(resolved: Resolved, threads: int | None, files: Files) -> Resolved:

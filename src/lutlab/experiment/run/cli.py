@@ -83,8 +83,6 @@ def composed(arguments: Sequence[str], refused: Sequence[str], words: Iterable[s
     Raises:
         Mistakes: all among the arguments, a swept value too.
     """
-    from hydra import compose, initialize_config_dir
-
     with _words_of_ours():
         overrides = mistakes.read(additions.read(arguments), words=words)
         messages = [
@@ -96,9 +94,18 @@ def composed(arguments: Sequence[str], refused: Sequence[str], words: Iterable[s
         ]
         if messages:
             raise Mistakes(messages)
-        register_choices()
-        with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
-            return Row.of(compose("config", overrides))
+        with composing() as compose:
+            return compose(overrides)
+
+
+@contextlib.contextmanager
+def composing() -> Iterator[Callable[[Sequence[str]], Row]]:
+    """Overrides -> the settings of a row, in a block outside of Hydra's own main."""
+    from hydra import compose, initialize_config_dir
+
+    register_choices()
+    with initialize_config_dir(str(sources.folder("conf")), version_base="1.3"):
+        yield lambda overrides: Row.of(compose("config", list(overrides)))
 
 
 def _run(main: Callable[[], None]) -> None:

@@ -8,15 +8,18 @@ A record made before errors were kept (as the fact `standard_error`) has its sam
     accuracy              margin, positive where right   mean of right; 0 and 1 have the error of half an example
     tokens_per_s          seconds of each repeat         tokens / median, whose error is taken as that of the mean
 
-The repeats of one run do not show what differs between runs, so that an error of a speed is the least that it can be.
-That of a product is not known: the median of ratios is judged as it is. Sizes and errors of weights are exact: of the
-same model and method there is nothing to draw again.
+The repeats of one run do not show what differs between runs, so that an error of a decoding speed is the least that it
+can be. The rounds of a product follow each other within a second, so that the error of their median says nothing of
+another run: that of a product's time, and of what is over it, is the deviation of one round, by the quartiles. Sizes
+and errors of weights are exact: of the same model and method there is nothing to draw again.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
+import statistics
 from collections.abc import Mapping, Sequence
 
 from lutlab.evaluators.noise import deviations, proportion_error, standard_error
@@ -39,6 +42,10 @@ _DECODING = ("generation", "llama_cpp", "qigen")
 # Metric of decoding -> the power of the seconds that it goes with.
 _OF_SECONDS = {"tokens_per_s": -1, "bandwidth_gb_s": -1, "ms_per_token": 1}
 
+# Metrics of kernel_latency that go with the seconds of a product, in one direction or the other.
+_OF_PRODUCT = re.compile(r"latency_us|gb_s|bandwidth_fraction|over_rowwise|speedup_fp\d\d")
+_DEVIATIONS = 1.349  # of a normal variate between its quartiles
+
 # Of these the samples tell what is right: positive margins, or ones.
 _JUDGED = {("zero_shot", "accuracy"), ("glue", "accuracy"), ("lm_eval", "acc")}
 
@@ -56,7 +63,9 @@ def shares_of(record: Record, metric: str) -> Shares:
     if influences is not None and len(influences) > 1:
         return {_source(record): deviations(influences)}
     error = record.facts.get("standard_error", {}).get(metric)
-    if not error and (evaluator, metric) in _PROPORTIONS:
+    if evaluator == "kernel_latency" and _OF_PRODUCT.fullmatch(metric):
+        error = _of_one_round(record, metric)
+    elif not error and (evaluator, metric) in _PROPORTIONS:
         error = proportion_error(record.values[metric], record.n)
     elif not error and influences:
         error = math.inf
@@ -65,6 +74,12 @@ def shares_of(record: Record, metric: str) -> Shares:
     n = max(1, record.n)
     shares = (error / math.sqrt(n),) * n  # equal ones, as nobody knows which sample moves it how
     return {f"{record.cell_id} {metric}": shares}
+
+
+def _of_one_round(record: Record, metric: str) -> float:
+    lower, upper = record.facts["spread_us"]
+    seconds = statistics.median(record.samples)
+    return record.values[metric] * (upper - lower) * 1e-6 / seconds / _DEVIATIONS
 
 
 def _influences(record: Record, evaluator: str | None, metric: str) -> Sequence[float] | None:
