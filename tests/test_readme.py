@@ -7,6 +7,9 @@ import re
 from tests.conftest import ROOT
 from tests.experiment.run.table4 import cells_of
 
+from lutlab.experiment.report import published
+from tools import coverage
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MACHINE = ROOT / "results" / "published" / "amd-epyc-avx2-2cores"
 AVX512 = MACHINE.with_name("amd-epyc-25-17-avx512-2cores")
@@ -97,3 +100,18 @@ def test_its_table_is_the_published_run():
             cell = cells[row, column]
             assert float(pair[0]) == float(cell["published"])
             assert pair[1] == f"{float(cell['measured']):.2f}"
+
+
+def test_it_counts_claims_by_kind():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    words = "Of all artifacts {sentence} claims are sentences of papers, {reading} what we read from their tables, {ours} our own"
+    assert words.format(**coverage.claims()) in text
+    variant = published.read(MACHINE / "lut-gemm-v3" / "table4").tables({})["embedded"]
+    of_perplexity = [c for c in variant.claims if c.measured[1] == 12 or "closer" in c.text]
+    page = " ".join((ROOT / "docs" / "first-table.md").read_text(encoding="utf-8").split())
+    for kind, words in (
+        ("sentence", "one sentence on perplexity, {} of {} instances"),
+        ("reading", "{} of {} of two readings"),
+    ):
+        held, decided = zip(*(c.measured for c in of_perplexity if c.kind == kind), strict=True)
+        assert words.format(sum(held), sum(decided)) in page

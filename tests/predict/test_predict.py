@@ -88,6 +88,19 @@ def test_a_cpu_is_as_fast_as_its_measured_bandwidth():
     refused("no link", predict.latency, "llama-7b", gpus=2, **here)
 
 
+@pytest.mark.parametrize(("name", "billions", "layers", "hidden"), [
+    # nuQmm Table I
+    ("gpt-3-175b", 175.0, 96, 12288), ("mt-nlg-530b", 530.0, 105, 20480),
+    # as their authors count them
+    ("llama-3-8b", 8.03, 32, 4096), ("mistral-7b", 7.24, 32, 4096), ("qwen2.5-7b", 7.62, 28, 3584),
+])  # fmt: skip
+def test_shapes_have_the_weights_that_papers_print(name, billions, layers, hidden):
+    own = predict.decoder(name)
+    assert (own.layers, own.hidden) == (layers, hidden)
+    total = own.weights + own.head + own.embedded
+    assert total == pytest.approx(1e9 * billions, rel=3e-3)
+
+
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 64}
 
 

@@ -35,6 +35,16 @@ def weight(rows: int, columns: int, q: int, g: int, offset: bool) -> Format:
     return pack(BCQTensor(codes, alpha.half(), shift, q, g))
 
 
+def test_the_papers_example_of_a_table_is_what_is_looked_up() -> None:
+    """LUT-GEMM v3 Table 1, mu = 3: the value of key b'100 is +x1 - x2 - x3. A row of W a key, in one plane."""
+    keys = list(itertools.product((0, 1), repeat=3))
+    codes = torch.tensor(keys, dtype=torch.uint8)
+    packed = pack(BCQTensor(codes, torch.ones(1, 8, 1).half(), None, 1, -1))
+    x = torch.tensor([[1.0, 10.0, 100.0]])
+    values = prepare(packed, "cpu", op="paper_gemv", knobs={"mu": 3, "luts": 1})(x)
+    assert values.tolist() == [[-111.0, 89.0, -91.0, 109.0, -109.0, 91.0, -89.0, 111.0]]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("luts", "rows"), [(1, 64), (3, 7), (8, 2048)])
 def test_any_knobs_give_the_product(shape: tuple, luts: int, rows: int) -> None:

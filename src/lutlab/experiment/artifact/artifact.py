@@ -116,6 +116,11 @@ class Claim(Strict):
     columns: list[str] = Field(default_factory=list)
     only: list[str] = Field(default_factory=list)  # patterns of the leading entries; empty = all
 
+    @property
+    def kind(self) -> str:
+        """Key of CLAIM_KINDS."""
+        return claim_kind(self.where)
+
     @field_validator("where")
     @classmethod
     def _is_of_a_kind(cls, where: str) -> str:

@@ -64,6 +64,16 @@ def number(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}"
 
 
+def sized(value: float, decimals: int, unit: str) -> str:
+    """`number`, of gigabytes that it would write as a power of ten in megabytes.
+
+    >>> sized(0.00629, 1, "GB"), sized(347.9, 1, "GB"), sized(2e-5, 3, "ms")
+    ('6.29 MB', '347.9', '2.00e-5')
+    """
+    text = number(value, decimals)
+    return f"{value * 1e3:.3g} MB" if unit == "GB" and "e-" in text else text
+
+
 def error_text(error: float | None, decimals: int) -> str:
     """Print a standard error with the decimals of its number and no more than two digits that mean something.
 

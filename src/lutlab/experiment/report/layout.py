@@ -36,6 +36,7 @@ from lutlab.experiment.report.digits import (
     measured_decimals,
     number,
     printed_decimals,
+    sized,
     superscript,
 )
 
@@ -44,8 +45,8 @@ LONGEST = 60  # rows of a curve that are all shown
 LONGEST_WORD = 14  # of a head; longer words are cut
 PREDICTION = "pred."  # before every predicted number, since it stands where a measured one would
 ERROR_MEANING = (
-    "± standard error; in brackets: the difference to full precision, sample by sample where records "
-    "have them"
+    "± standard error, of the time of a product the deviation of one round; in brackets: the difference to full "
+    "precision, sample by sample where records have them"
 )
 PREDICTION_MEANING = (
     f"{PREDICTION} predicted, not measured: of the paper's model on the paper's GPUs; in no claim"
@@ -190,6 +191,22 @@ class Layout:
     provenance: tuple[tuple[str, str], ...]
 
 
+def _without_repeated(table: ResultTable) -> tuple[ResultTable, list[str]]:
+    """The table without columns of ours that have the numbers of an earlier one in every row, and a note of each."""
+    kept: dict[tuple[object, ...], Column] = {}
+    notes = []
+    for column in table.columns:
+        cells = [row.cells[column.key] for row in table.rows]
+        numbers = tuple(cell.measured for cell in cells)
+        same = kept.get((column.unit, *numbers))
+        if same and not column.published and any(number is not None for number in numbers):
+            notes.append(f"{column.title}: as {same.title} in every row")
+        else:
+            kept.setdefault((column.unit, *numbers), column)
+    left = [c for c in table.columns if c in kept.values() or c.published]
+    return dataclasses.replace(table, columns=tuple(left)), notes
+
+
 def _by_kind(claims: Sequence[ClaimResult]) -> tuple[tuple[str, tuple[ClaimResult, ...]], ...]:
     kinds = (
         (heading, tuple(c for c in claims if c.kind == k)) for k, heading in CLAIM_KINDS.items()
@@ -201,6 +218,7 @@ def lay_out(table: ResultTable) -> Layout:
     """Lay out a table: titles, columns, rows and notes."""
     _check(table)
     table, left_out = _shortened(table)
+    table, repeated = _without_repeated(table)
     main = [c for c in table.columns if _in_main(table, c)]
     reference = [c for c in table.columns if c not in main]
     axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
@@ -214,13 +232,15 @@ def lay_out(table: ResultTable) -> Layout:
         # One reason for all: say it once, without marks.
         reasons = tuple(foot_of_reference)
         reference_grid = _grid(table, reference, axes, headed, None)
+    own = table.artifact.startswith("lutlab/")
+    whose = "those that a row or column cites" if own else table.citation
     from_paper = bool(table.citation) or any(column.published for column in table.columns)
     footnotes = _footnotes(foot)
     texts = (*reasons, *footnotes)
     laid_out = Layout(
         artifact=table.artifact,
         title=table.title,
-        paper=" · ".join(part for part in (table.citation, table.source) if part and from_paper),
+        paper=" · ".join(part for part in (whose, table.source) if part and from_paper),
         scale=table.scale,
         command=table.command,
         stand_ins=_stand_ins(table.rows),
@@ -235,7 +255,10 @@ def lay_out(table: ResultTable) -> Layout:
         legend=_legend(main_grid),
         footnotes=footnotes,
         claims=_by_kind(table.claims),
-        notes=tuple(note for note in table.notes if not any(note in text for text in texts)),
+        notes=(
+            *(note for note in table.notes if not any(note in text for text in texts)),
+            *repeated,
+        ),
         origins=table.origins,
         provenance=tuple(table.provenance.items()),
     )
@@ -268,6 +291,13 @@ def _is_printed(row: PublishedRow) -> bool:
 
 def _footnotes(foot: dict[str, str]) -> tuple[str, ...]:
     return tuple(f"{mark} {text}" for text, mark in foot.items())
+
+
+def _stands_in(row: PublishedRow) -> bool:
+    """Whether another model than the paper's is run in the row's place; none is in a row that nobody runs."""
+    return row.stand_in and any(
+        cell.verdict != "not run" or cell.cell_id for cell in row.cells.values()
+    )
 
 
 def _mark(foot: dict[str, str] | None, text: str) -> str:
@@ -317,7 +347,7 @@ def _telling(rows: Sequence[PublishedRow], axes: tuple[str, ...]) -> int:
 def _heading(row: PublishedRow) -> tuple[str, str]:
     axis, label = next(iter(row.labels.items()))
     name = label if any(c.isalpha() for c in label) else f"{axis} = {label}"
-    if row.stand_in:
+    if _stands_in(row):
         return name, f"{row.model} (stand-in)"
     return name, row.model if row.model != label else ""
 
@@ -336,7 +366,7 @@ def _grid(
             Line(
                 key=row.key,
                 labels=tuple(row.labels.get(axis) or DASH for axis in axes),
-                model=f"{row.model} (stand-in)" if row.stand_in else row.model or DASH,
+                model=f"{row.model} (stand-in)" if _stands_in(row) else row.model or DASH,
                 entries=tuple(
                     entry(row, row.cells[column.key])
                     for entry, column in zip(printers, columns, strict=True)
@@ -384,7 +414,7 @@ def _printer(table: ResultTable, column: Column, foot: dict[str, str] | None) ->
 
     def ours_of(cell: Cell) -> str:
         if cell.measured is not None:
-            return f"{number(cell.measured, ours)}{_difference(cell, ours)}"
+            return f"{sized(cell.measured, ours, column.unit)}{_difference(cell, ours)}"
         if cell.verdict == VERDICT:
             value = cell.predicted
             return f"{PREDICTION} {number(value, ours) if _is_number(value) else value}"
@@ -454,7 +484,7 @@ def _legend(grid: Grid) -> tuple[str, ...]:
 
 
 def _stand_ins(rows: Sequence[PublishedRow]) -> tuple[str, ...]:
-    pairs = [f"{_first_label(row)} → {row.model}" for row in rows if row.stand_in]
+    pairs = [f"{_first_label(row)} → {row.model}" for row in rows if _stands_in(row)]
     return tuple(dict.fromkeys(pairs))
 
 

@@ -60,13 +60,13 @@ def _body(layout: Layout, heading: str) -> list[str]:
     parts = []
     if layout.main.heads:
         parts += [
-            _table(layout, layout.main, pairs=True),
+            *_tables(layout, layout.main, pairs=True),
             _list(filter(None, (layout.left_out, *layout.legend, *layout.footnotes))),
         ]
     if layout.reference.heads:
         parts += [
             f"{heading} Published, not measured here",
-            _table(layout, layout.reference, pairs=False),
+            *_tables(layout, layout.reference, pairs=False),
             _list(layout.reasons),
         ]
     for title, claims in layout.claims:
@@ -94,23 +94,49 @@ def _measured(layout: Layout) -> list[str]:
     return lines
 
 
-def _table(layout: Layout, grid: Grid, pairs: bool) -> str:
+_WIDTH = 160  # characters of a line of a table
+_Columns = list[list[str]]  # a column is its head and its cells
+
+
+def _tables(layout: Layout, grid: Grid, pairs: bool) -> list[str]:
+    """The paper's columns, then ours, in as many tables as lines of _WIDTH take; the first has every label."""
+    lines = [line for block in grid.blocks for line in block.lines]
+    labels = [[axis, *(line.labels[i] for line in lines)] for i, axis in enumerate(layout.axes)]
+    telling = labels[: layout.telling]
+    if pairs and layout.show_model:
+        labels.append(["ours on", *(line.model for line in lines)])
+    tables: list[tuple[_Columns, _Columns]] = []
+    for published in (True, False):
+        room = 0
+        for i, head in enumerate(grid.heads):
+            if bool(head.paper) is not published:
+                continue
+            halves = [
+                [
+                    f"{head.name} {half}",
+                    *(line.entries[i].halves(head, pairs, delta=pairs)[n] for line in lines),
+                ]
+                for n, half in enumerate(head.halves(pairs))
+            ]
+            if (room := room - _width(halves)) < 0:
+                tables.append((telling if tables else labels, []))
+                room = _WIDTH - 1 - _width(tables[-1][0]) - _width(halves)
+            tables[-1][1].extend(halves)
+    return [_table(left, right) for left, right in tables]
+
+
+def _width(columns: _Columns) -> int:
+    return sum(3 + max(len(_escape(cell)) for cell in column) for column in columns)
+
+
+def _table(left: _Columns, right: _Columns) -> str:
     from tabulate import tabulate
 
-    with_model = pairs and layout.show_model
-    heads = [*layout.axes, *(["ours on"] if with_model else [])]
-    heads += [f"{head.name} {half}" for head in grid.heads for half in head.halves(pairs)]
-    rows = []
-    for line in (line for block in grid.blocks for line in block.lines):
-        cells = [*line.labels, *([line.model] if with_model else [])]
-        for head, entry in zip(grid.heads, line.entries, strict=True):
-            cells += entry.halves(head, pairs, delta=pairs)
-        rows.append([_escape(cell) for cell in cells])
-    left = len(layout.axes) + with_model
-    align = ["left"] * left + ["right"] * (len(heads) - left)
-    return tabulate(
-        rows, [_escape(h) for h in heads], tablefmt="pipe", disable_numparse=True, colalign=align
+    heads, *rows = zip(
+        *([_escape(cell) for cell in column] for column in left + right), strict=True
     )
+    align = ["left"] * len(left) + ["right"] * len(right)
+    return tabulate(rows, heads, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
 def _claims(claims: Iterable[ClaimResult]) -> str:

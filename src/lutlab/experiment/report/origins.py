@@ -25,7 +25,9 @@ _DIGITS = 12  # of a commit
 RATIOS = ("speedup_", "best_speedup_")  # metrics of kernel_latency that are over the dense product
 DENSE = ("baseline_fp16_us", "baseline_fp32_us")  # and those that are its own
 # Metrics that are the same on every machine.
-COUNTED = re.compile(r"megabytes_|ratio_|bits_per_weight|group_size|.*_mb$")
+COUNTED = re.compile(
+    r"megabytes_|ratio_|bits_per_weight|group_size|additions_saved|table_additions|mu$|.*_mb$"
+)
 
 
 def lines(records: Iterable[Record]) -> tuple[str, ...]:
