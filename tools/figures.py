@@ -113,12 +113,14 @@ def real_model() -> Figure:
 
 
 def claims_of_papers() -> Figure:
-    """A bar a paper, of its claims' instances on our numbers."""
+    """Two bars a paper: instances of its sentences on our numbers, and of what we read from its tables."""
     counts = claims(PUBLISHED)
     counts["fail"] = counts["decidable"] - counts["hold"]
     outcomes = {"hold": SERIES[0], "fail": SERIES[5], "below_noise": FAINT}
-    papers = counts[counts["paper"] != "lutlab"].groupby("paper")[[*outcomes]].sum().iloc[::-1]
-    drawing = Figure(figsize=(6.4, 2.2), layout="constrained")
+    counts = counts[(counts["paper"] != "lutlab") & (counts["kind"] != "ours")]
+    names = counts["paper"] + ", " + counts["kind"] + "s"
+    papers = counts.groupby(names, sort=False)[[*outcomes]].sum().sort_index(ascending=False)
+    drawing = Figure(figsize=(6.8, 3.4), layout="constrained")
     axis = drawing.subplots()
     left = 0 * papers["hold"]
     for outcome, color in outcomes.items():
@@ -128,7 +130,7 @@ def claims_of_papers() -> Figure:
         axis.bar_label(bars, shown, label_type="center", fontsize=8)
         left += papers[outcome]
     axis.set_xlabel("instances of claims, judged on numbers measured here")
-    axis.legend(frameon=False, fontsize=8, ncols=3, loc="lower right")
+    axis.legend(frameon=False, fontsize=8, loc="center right")
     return drawing
 
 
@@ -136,19 +138,17 @@ def mu() -> Figure:
     """Additions that the tables of mu columns save, and the time of the papers' kernel, along mu at q = 3."""
     cells = lutlab.results(INTEL)
     cells = cells[(cells["artifact"] == "mu") & (cells["q"] == 3)]
+    cells = cells.assign(mu=cells["row"].str.extract(r"mu(\d+)$")[0].astype(int))
     drawing = Figure(figsize=(7.2, 3.0), layout="constrained")
     titles = {
         "additions_saved": "additions of a dense product over Eq. 2, counted",
         "speedup_fp32": "torch's dense product over the kernel, time",
     }
     for axis, (metric, title) in zip(drawing.subplots(1, 2), titles.items(), strict=True):
-        for color, (model, rows) in zip(
-            SERIES, cells.groupby("model.id", sort=False), strict=False
-        ):
-            points = rows[rows["metric"] == metric].sort_values("knobs.mu")
-            axis.plot(
-                points["knobs.mu"], points["measured"], "o-", color=color, label=model, markersize=4
-            )
+        models = cells[cells["metric"] == metric].groupby("model", sort=False)
+        for color, (model, rows) in zip(SERIES, models, strict=False):
+            label = model.removeprefix("synthetic-")
+            axis.plot(rows["mu"], rows["measured"], "o-", color=color, label=label, markersize=4)
         axis.set_title(title, loc="left", fontsize=9)
         axis.set(xlabel="mu, columns of a table", ylim=(0, None))
     drawing.axes[0].legend(frameon=False, fontsize=8, title="N x K of W", title_fontsize=8)

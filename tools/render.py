@@ -94,7 +94,8 @@ def reasons(of: Published, variant: str, command: str) -> dict[tuple[str, str], 
             [f"+exp={of.artifact}", *shlex.split(line)[1:], f"device={device}"]
         )
         assert request.artifact, "its name is that of a table"
-        rows = sweeping.rows_of(request, compose(request.arguments))
+        empty = {cell["row"] for cell in of.cells[variant] if not cell["cell_id"]}
+        rows = [r for r in sweeping.rows_of(request, compose(request.arguments)) if r.key in empty]
         return {
             (row.key, column): reason
             for row in rows
