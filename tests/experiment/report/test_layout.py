@@ -33,6 +33,29 @@ def test_columns_without_a_measurement_are_the_reference():
     assert reference["opt-66b-q16-g–", "gpu1"].paper == "OOM"
 
 
+def test_a_column_of_ours_that_repeats_another_is_a_note():
+    table = example_table()
+    (bits,) = [column for column in table.columns if column.key == "bits"]
+    again = replace(bits, key="again", title="Stored, best")
+    rows = [
+        replace(r, cells=r.cells | {"again": replace(r.cells["bits"], column="again")})
+        for r in table.rows
+    ]
+    layout = lay_out(replace(table, columns=(*table.columns, again), rows=tuple(rows)))
+    assert "again" not in {head.key for head in layout.main.heads}
+    assert "Stored, best: as stored in every row" in layout.notes
+
+
+def test_a_model_that_nobody_runs_stands_in_for_none():
+    blank = {c.key: Cell(c.key, 1.0, None, "not run", "why") for c in example_table().columns}
+    table = example_table()
+    left = [
+        row if row.labels["Model"] == "OPT-30B" else replace(row, cells=blank) for row in table.rows
+    ]
+    layout = lay_out(replace(table, rows=tuple(left)))
+    assert layout.stand_ins == ("OPT-30B → opt-embedded-s",)
+
+
 def test_every_cell_is_said_and_none_is_taken_from_the_paper():
     table = example_table()
     layout = lay_out(table)

@@ -63,7 +63,7 @@ def render(layout: Layout) -> str:
     parts = [_preamble(layout)]
     if layout.main.heads:
         paper = f" Paper: {layout.paper}." if layout.paper else ""
-        caption = f"{layout.title}.{paper} Ours: scale {layout.scale}."
+        caption = f"{layout.title}.{paper} Ours: {layout.measured}."
         if layout.stand_ins:
             caption += f" Stand-ins: {'; '.join(layout.stand_ins)}."
         lines = tuple(filter(None, (layout.left_out, *layout.legend, *layout.footnotes)))

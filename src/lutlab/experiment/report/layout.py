@@ -173,6 +173,7 @@ class Layout:
     title: str
     paper: str  # citation and place; empty where no column is a paper's
     scale: str
+    place: str  # where all speeds were measured, as `on AMD EPYC, 2 threads`; empty: heads say it, or there are none
     command: str
     stand_ins: tuple[str, ...]
     axes: tuple[str, ...]
@@ -189,6 +190,11 @@ class Layout:
     notes: tuple[str, ...]
     origins: tuple[str, ...]  # where the measured numbers come from, in lines, and fact by fact
     provenance: tuple[tuple[str, str], ...]
+
+    @property
+    def measured(self) -> str:
+        """`scale embedded; speeds on AMD EPYC, 2 threads`."""
+        return f"scale {self.scale}" + (f"; speeds {self.place}" if self.place else "")
 
 
 def _without_repeated(table: ResultTable) -> tuple[ResultTable, list[str]]:
@@ -207,6 +213,19 @@ def _without_repeated(table: ResultTable) -> tuple[ResultTable, list[str]]:
     return dataclasses.replace(table, columns=tuple(left)), notes
 
 
+def _without_place(table: ResultTable) -> tuple[ResultTable, str]:
+    """The table without the machine in its heads, and that machine, where it is one for all speeds."""
+    ends = {match[0] for c in table.columns if (match := re.search(r"\bon .*", c.machine))}
+    if len(ends) != 1:
+        return table, ""
+    (place,) = ends
+    columns = (
+        dataclasses.replace(c, machine=c.machine.removesuffix(place).rstrip())
+        for c in table.columns
+    )
+    return dataclasses.replace(table, columns=tuple(columns)), place
+
+
 def _by_kind(claims: Sequence[ClaimResult]) -> tuple[tuple[str, tuple[ClaimResult, ...]], ...]:
     kinds = (
         (heading, tuple(c for c in claims if c.kind == k)) for k, heading in CLAIM_KINDS.items()
@@ -219,6 +238,7 @@ def lay_out(table: ResultTable) -> Layout:
     _check(table)
     table, left_out = _shortened(table)
     table, repeated = _without_repeated(table)
+    table, place = _without_place(table)
     main = [c for c in table.columns if _in_main(table, c)]
     reference = [c for c in table.columns if c not in main]
     axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
@@ -242,6 +262,7 @@ def lay_out(table: ResultTable) -> Layout:
         title=table.title,
         paper=" · ".join(part for part in (whose, table.source) if part and from_paper),
         scale=table.scale,
+        place=place,
         command=table.command,
         stand_ins=_stand_ins(table.rows),
         axes=axes,
@@ -294,7 +315,13 @@ def _footnotes(foot: dict[str, str]) -> tuple[str, ...]:
 
 
 def _stands_in(row: PublishedRow) -> bool:
-    """Whether another model than the paper's is run in the row's place; none is in a row that nobody runs."""
+    """Whether another model than the paper's is run in the row's place; none is in a row that nobody runs.
+
+    A drawn product stands in for that of a printed number alone.
+    """
+    product = re.match(r"synthetic-\d+x", row.model)
+    if product and all(cell.published is None for cell in row.cells.values()):
+        return False
     return row.stand_in and any(
         cell.verdict != "not run" or cell.cell_id for cell in row.cells.values()
     )

@@ -86,7 +86,7 @@ def _paper(layout: Layout) -> list[str]:
 
 
 def _measured(layout: Layout) -> list[str]:
-    lines = [f"- Measured numbers: {_code(layout.command)}, scale {_code(layout.scale)}"]
+    lines = [f"- Measured numbers: {_code(layout.command)}, {_escape(layout.measured)}"]
     if layout.stand_ins:
         lines.append(
             f"- **Stand-ins** (not comparable in value): {_escape('; '.join(layout.stand_ins))}"
@@ -126,7 +126,10 @@ def _tables(layout: Layout, grid: Grid, pairs: bool) -> list[str]:
 
 
 def _width(columns: _Columns) -> int:
-    return sum(3 + max(len(_escape(cell)) for cell in column) for column in columns)
+    """Characters of columns as tabulate draws them, which pads a head by two."""
+    return sum(
+        3 + max(len(_escape(c)) + 2 * (i == 0) for i, c in enumerate(col)) for col in columns
+    )
 
 
 def _table(left: _Columns, right: _Columns) -> str:

@@ -55,7 +55,7 @@ def print_layout(layout: Layout, console: Console) -> None:
     _say(console, Text(layout.title, style="bold"))
     if layout.paper:
         _say(console, Text(f"paper: {layout.paper}", style="dim"))
-    _say(console, Text(f"ours: scale {layout.scale}, {layout.command}", style="dim"))
+    _say(console, Text(f"ours: {layout.measured}, {layout.command}", style="dim"))
     if layout.stand_ins:
         names = ", ".join(layout.stand_ins)
         _say(console, Text(f"stand-ins, not comparable in value: {names}", style="cyan"))
