@@ -90,19 +90,17 @@ def reasons(of: Published, variant: str, command: str) -> dict[tuple[str, str], 
     device = "cuda" if any(r.provenance.get("gpu") for r in of.records_of([variant])) else "cpu"
     _, _, line = command.partition("+exp=")
     with composing() as compose:
-        (request,) = sweeping.parse(
-            [f"+exp={of.artifact}", *shlex.split(line)[1:], f"device={device}"]
-        )
+        (request,) = sweeping.parse([f"+exp={of.artifact}", *shlex.split(line)[1:]])
         assert request.artifact, "its name is that of a table"
         empty = {cell["row"] for cell in of.cells[variant] if not cell["cell_id"]}
         rows = [r for r in sweeping.rows_of(request, compose(request.arguments)) if r.key in empty]
-        return {
-            (row.key, column): reason
-            for row in rows
-            for column, reason in obstacles(
-                compose(row.overrides), request.artifact.columns_of(row)
-            ).items()
-        }
+        by_cell = {}
+        for row in rows:
+            fixed = any(override.startswith("device=") for override in row.overrides)
+            own = compose([*row.overrides, *([] if fixed else [f"device={device}"])])
+            reasons_of_row = obstacles(own, request.artifact.columns_of(row))
+            by_cell |= {(row.key, column): reason for column, reason in reasons_of_row.items()}
+        return by_cell
 
 
 def with_reasons(

@@ -119,6 +119,8 @@ def _tables(layout: Layout, grid: Grid, pairs: bool) -> list[str]:
                 for n, half in enumerate(head.halves(pairs))
             ]
             if (room := room - _width(halves)) < 0:
+                if not tables and _width(labels) + _width(halves) >= _WIDTH > _width(telling):
+                    tables.append((labels, []))  # what tells rows apart stands before the numbers
                 tables.append((telling if tables else labels, []))
                 room = _WIDTH - 1 - _width(tables[-1][0]) - _width(halves)
             tables[-1][1].extend(halves)
