@@ -62,7 +62,7 @@ def test_its_page_has_a_section_for_each_variant_of_the_list(folder):
     page = (folder / "table.md").read_text(encoding="utf-8")
     for variant, table in stored.tables(commands).items():
         assert f"\n## {variant}\n" in page
-        assert f"`{table.command}`, scale `{table.scale}`" in page
+        assert f"`{table.command}`, scale {table.scale}" in page
 
 
 def test_files_are_those_of_their_sums():

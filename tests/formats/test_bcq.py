@@ -87,7 +87,7 @@ def test_table6_formula_is_that_of_347_9_gb_in_fp16(q, g, size_gb):
 
 def test_fewer_bits_may_take_more_memory_as_the_papers_example_counts():
     """LUT-GEMM v3 and ICLR Figure 6: 4 x 8 weights, (g, q) = (2, 3) and (4, 4), scales of 16 bits."""
-    bits = [32 * bcq.bits_paper(q, g, 8, "lut-gemm-eq7") for g, q in ((2, 3), (4, 4))]
+    bits = [32 * bcq.PAPER_SIZES["lut-gemm-eq7"](q, g) for g, q in ((2, 3), (4, 4))]
     assert bits == [864, 640] == [4 * 4 * 3 * 16 + 4 * 8 * 3, 4 * 2 * 4 * 16 + 4 * 8 * 4]
 
 

@@ -32,8 +32,15 @@ def test_a_synthetic_model_has_the_shape_of_its_config(tmp_path):
     assert 0 < cut.linear_parameters < cut.parameters
 
 
+def gpt(layers, d, vocabulary=50257, positions=2048):
+    """12 d^2 + 13 d a layer, biases and norms among them."""
+    return layers * (12 * d**2 + 13 * d) + (vocabulary + positions) * d + 2 * d
+
+
 # as their papers and repositories count them: OPT by its formula, whose biases and positions count; LLaMA exactly
 PARAMETERS = {
+    "gpt-3-175b": gpt(96, 12288), "mt-nlg-530b": gpt(105, 20480),
+    "llama-3-8b": 8_030_261_248, "mistral-7b": 7_241_732_096, "qwen2.5-7b": 7_615_616_512,
     "opt-6.7b": 6_658_473_984, "opt-13b": 12_853_473_280, "opt-30b": 29_974_540_288, "opt-66b": 65_719_701_504,
     "opt-175b": 174_604_468_224,
     "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-30b": 32_528_943_616, "llama-65b": 65_285_660_672,
@@ -44,7 +51,8 @@ def test_shapes_of_the_papers_models_have_their_parameters():
     counts = {}
     for name, folder in shape_folders().items():
         first, both = (shape.shape_of(spec(name, "synthetic", layers=n)).parameters for n in (1, 2))
-        layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+        config = json.loads((folder / "config.json").read_text())
+        layers = config.get("num_hidden_layers") or config["n_layer"]
         counts[name] = first + (layers - 1) * (both - first)
     assert counts == PARAMETERS
 
