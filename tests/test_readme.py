@@ -9,6 +9,7 @@ from tests.experiment.run.table4 import cells_of
 
 from lutlab.experiment.report import published
 from tools import coverage
+from tools.published_list import LIST, read_list
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MACHINE = ROOT / "results" / "published" / "amd-epyc-avx2-2cores"
@@ -116,3 +117,10 @@ def test_it_counts_claims_by_kind():
     for kind, words in said.items():
         held, decided = zip(*(c.measured for c in of_perplexity if c.kind == kind), strict=True)
         assert words.format(sum(held), sum(decided)) in page
+
+
+def test_it_says_in_how_many_artifacts_a_real_model_stands():
+    variants = read_list(path=ROOT / LIST)
+    artifacts = {variant.artifact for variant in variants}
+    real = {variant.artifact for variant in variants if variant.name.startswith("real")}
+    assert f"A real model stands in {len(real)} of {len(artifacts)} artifacts" in README

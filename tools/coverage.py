@@ -50,16 +50,16 @@ def items(paper: str) -> dict[str, str | list[str]]:
     for name in artifact_groups()[f"{paper}/all"]:
         kind, number = re.fullmatch(r"(table|fig)(\d+)\w?", name.partition("/")[2]).groups()
         named[f"{'Table' if kind == 'table' else 'Figure'} {number}"].append(name)
-    said = {_arabic(item): text for item, text in about.items()}
+    sentences = {_arabic(item): text for item, text in about.items()}
     every = [f"{kind} {i}" for kind, count in counts.items() for i in range(1, count + 1)]
-    every += [item for item in said if item.partition(" ")[0] not in counts]
-    if unsaid := set(every) - {*said, *named}:
+    every += [item for item in sentences if item.partition(" ")[0] not in counts]
+    if left_out := set(every) - {*sentences, *named}:
         raise ValueError(
-            f"{paper}: nothing is said of {sorted(unsaid)} in experiments/coverage.yaml"
+            f"{paper}: nothing is said of {sorted(left_out)} in experiments/coverage.yaml"
         )
-    if unknown := {*said, *named} - set(every):
+    if unknown := {*sentences, *named} - set(every):
         raise ValueError(f"{paper} has no {sorted(unknown)}")
-    return {item: named[item] if item in named else said[item] for item in every}
+    return {item: named.get(item) or sentences[item] for item in every}
 
 
 def _arabic(item: str) -> str:
@@ -108,11 +108,11 @@ def page() -> str:
     parts = [_HEAD]
     for paper in read_yaml(sources.folder("experiments") / "coverage.yaml"):
         rows = [f"## {paper}\n", "| item | here | measured |", "|---|---|---|"]
-        for item, found in items(paper).items():
-            if isinstance(found, str):
-                rows.append(f"| {item} | – | {found} |")
+        for item, artifacts in items(paper).items():
+            if isinstance(artifacts, str):
+                rows.append(f"| {item} | – | {artifacts} |")
                 continue
-            for name in found:
+            for name in artifacts:
                 rows.append(f"| {item} | `+exp={short_name(name)}` | {measured(name)} |")
         parts.append("\n".join(rows) + "\n")
     counts = claims()

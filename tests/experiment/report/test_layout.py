@@ -7,7 +7,7 @@ from tests.experiment.report.example import NO_GPU, OURS, PAPER, entries, exampl
 
 from lutlab.experiment.artifact.outcome import Cell, ClaimResult
 from lutlab.experiment.report.digits import measured_decimals, number, printed_decimals
-from lutlab.experiment.report.layout import MARKS, lay_out
+from lutlab.experiment.report.layout import ERROR_MEANING, MARKS, ROUND_MEANING, lay_out
 
 FIRST = "opt-30b-q16-g–"
 MODELS = ["opt-embedded-s (stand-in)", "opt-embedded-m (stand-in)"]
@@ -44,6 +44,16 @@ def test_a_column_of_ours_that_repeats_another_is_a_note():
     layout = lay_out(replace(table, columns=(*table.columns, again), rows=tuple(rows)))
     assert "again" not in {head.key for head in layout.main.heads}
     assert "Stored, best: as stored in every row" in layout.notes
+
+
+@pytest.mark.parametrize(
+    ("metric", "meaning"), [("ppl", ERROR_MEANING), ("latency_us", ROUND_MEANING)]
+)
+def test_an_error_is_explained_as_what_it_is(metric, meaning):
+    table = with_cells("bits", Cell("bits", None, 16.0, "measured only", shares={"a": (0.3, 0.4)}))
+    columns = [replace(c, metric=metric) if c.key == "bits" else c for c in table.columns]
+    legend = lay_out(replace(table, columns=tuple(columns))).legend
+    assert {ERROR_MEANING, ROUND_MEANING} & {*legend} == {meaning}
 
 
 def test_a_model_that_nobody_runs_stands_in_for_none():

@@ -37,6 +37,7 @@ def record(evaluator, metric, value, samples=(), cell="id", **facts) -> Record:
     ("generation", "ms_per_token", 10.5, SECONDS, {}, 10.5 * RELATIVE),
     # the deviation of a round by the quartiles, not the error of the median
     ("kernel_latency", "latency_us", 12.0, SECONDS, {"spread_us": [0.9e6, 1.2e6]}, 12 * 0.3 / 1.05 / 1.349),
+    ("kernel_latency", "speedup_fp32", 1.0, SECONDS, {"spread_us": [0.9e6, 1.2e6]}, None),  # over itself
     *((exact, "x", 2.0, (1.0, 2.0), {}, None) for exact in ("model_size", "kernel_latency", "weight_error")),
 ])  # fmt: skip
 def test_of_each_metric_by_its_formula(evaluator, metric, value, samples, facts, error) -> None:

@@ -98,17 +98,12 @@ def mean(numbers: list[Uncertain]) -> Uncertain:
     value = statistics.mean(number.value for number in numbers)
     by_record: dict[str, list[Uncertain]] = {}
     for i, number in enumerate(numbers):
-        of_one = " ".join(sorted({source.partition(" ")[0] for source in number.sources}))
-        by_record.setdefault(of_one or str(i), []).append(number)
-    terms = [
-        term
-        for of_one, some in by_record.items()
-        for term in (
-            some
-            if len({*map(frozenset, (n.shares for n in some))}) == 1
-            else [_added(of_one, some)]
-        )
-    ]
+        record = " ".join(sorted({source.partition(" ")[0] for source in number.sources}))
+        by_record.setdefault(record or str(i), []).append(number)
+    terms: list[Uncertain] = []
+    for record, group in by_record.items():
+        of_one_source = len({frozenset(number.shares) for number in group}) == 1
+        terms += group if of_one_source else [_added(record, group)]
     return _combined(value, *((1 / len(numbers), term) for term in terms))
 
 

@@ -85,7 +85,7 @@ def resolve(row: Row, columns: Mapping[str, ColumnSpec], files: Files) -> Resolv
     run = run_of(row)
     _check_budget(run, row)
     evaluations = {name: evaluation_of(column, row) for name, column in columns.items()}
-    missing = obstacles(row, columns)
+    missing = _obstacles(run, evaluations, columns)
     runnable = {e for name, e in evaluations.items() if name not in missing}
     absent = frozenset(e for e in runnable if row.mode is Mode.plan and _on_hub(run, e.text))
     read = runnable - absent
@@ -111,8 +111,14 @@ def obstacles(row: Row, columns: Mapping[str, ColumnSpec]) -> dict[str, str]:
     Raises:
         LutlabError: the row asks for what does not exist.
     """
-    run = run_of(row)
-    reasons = {n: _missing(run, evaluation_of(c, row), c) for n, c in columns.items()}
+    evaluations = {name: evaluation_of(column, row) for name, column in columns.items()}
+    return _obstacles(run_of(row), evaluations, columns)
+
+
+def _obstacles(
+    run: RunSpec, evaluations: Mapping[str, EvalSpec], columns: Mapping[str, ColumnSpec]
+) -> dict[str, str]:
+    reasons = {name: _missing(run, each, columns[name]) for name, each in evaluations.items()}
     return {name: reason for name, reason in reasons.items() if reason}
 
 

@@ -11,12 +11,10 @@ A figure of very many points is a table of its Pareto front; the CSV file has al
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TypeGuard
 
 from lutlab.base.escapes import mapped_texts, visible
@@ -39,15 +37,17 @@ from lutlab.experiment.report.digits import (
     sized,
     superscript,
 )
+from lutlab.experiment.report.trimmed import shortened, without_place, without_repeated
+from lutlab.experiment.store.noise import OF_PRODUCT
 
 DASH = "–"
-LONGEST = 60  # rows of a curve that are all shown
 LONGEST_WORD = 14  # of a head; longer words are cut
 PREDICTION = "pred."  # before every predicted number, since it stands where a measured one would
 ERROR_MEANING = (
-    "± standard error, of the time of a product the deviation of one round; in brackets: the difference to full "
-    "precision, sample by sample where records have them"
+    "± standard error; in brackets: the difference to full precision, sample by sample where records "
+    "have them"
 )
+ROUND_MEANING = "± after a time of a product, and after what is over it: the deviation of one round"
 PREDICTION_MEANING = (
     f"{PREDICTION} predicted, not measured: of the paper's model on the paper's GPUs; in no claim"
 )
@@ -197,48 +197,21 @@ class Layout:
         return f"scale {self.scale}" + (f"; speeds {self.place}" if self.place else "")
 
 
-def _without_repeated(table: ResultTable) -> tuple[ResultTable, list[str]]:
-    """The table without columns of ours that have the numbers of an earlier one in every row, and a note of each."""
-    kept: dict[tuple[object, ...], Column] = {}
-    notes = []
-    for column in table.columns:
-        cells = [row.cells[column.key] for row in table.rows]
-        numbers = tuple(cell.measured for cell in cells)
-        same = kept.get((column.unit, *numbers))
-        if same and not column.published and any(number is not None for number in numbers):
-            notes.append(f"{column.title}: as {same.title} in every row")
-        else:
-            kept.setdefault((column.unit, *numbers), column)
-    left = [c for c in table.columns if c in kept.values() or c.published]
-    return dataclasses.replace(table, columns=tuple(left)), notes
-
-
-def _without_place(table: ResultTable) -> tuple[ResultTable, str]:
-    """The table without the machine in its heads, and that machine, where it is one for all speeds."""
-    ends = {match[0] for c in table.columns if (match := re.search(r"\bon .*", c.machine))}
-    if len(ends) != 1:
-        return table, ""
-    (place,) = ends
-    columns = (
-        dataclasses.replace(c, machine=c.machine.removesuffix(place).rstrip())
-        for c in table.columns
-    )
-    return dataclasses.replace(table, columns=tuple(columns)), place
-
-
 def _by_kind(claims: Sequence[ClaimResult]) -> tuple[tuple[str, tuple[ClaimResult, ...]], ...]:
-    kinds = (
-        (heading, tuple(c for c in claims if c.kind == k)) for k, heading in CLAIM_KINDS.items()
+    kinds = {claim.kind for claim in claims}
+    return tuple(
+        (heading, tuple(claim for claim in claims if claim.kind == kind))
+        for kind, heading in CLAIM_KINDS.items()
+        if kind in kinds
     )
-    return tuple((heading, some) for heading, some in kinds if some)
 
 
 def lay_out(table: ResultTable) -> Layout:
     """Lay out a table: titles, columns, rows and notes."""
     _check(table)
-    table, left_out = _shortened(table)
-    table, repeated = _without_repeated(table)
-    table, place = _without_place(table)
+    table, left_out = shortened(table)
+    table, repeated = without_repeated(table)
+    table, place = without_place(table)
     main = [c for c in table.columns if _in_main(table, c)]
     reference = [c for c in table.columns if c not in main]
     axes = tuple(dict.fromkeys(axis for row in table.rows for axis in row.labels))
@@ -273,7 +246,7 @@ def lay_out(table: ResultTable) -> Layout:
         reference=reference_grid,
         reasons=reasons,
         left_out=left_out,
-        legend=_legend(main_grid),
+        legend=_legend(main_grid, main),
         footnotes=footnotes,
         claims=_by_kind(table.claims),
         notes=(
@@ -287,44 +260,8 @@ def lay_out(table: ResultTable) -> Layout:
     return mapped_texts(laid_out, visible)
 
 
-def _shortened(table: ResultTable) -> tuple[ResultTable, str]:
-    """The table without the rows that would hide its message, and the sentence that says so."""
-    if table.curve is None or len(table.rows) <= LONGEST or not any(r.on_front for r in table.rows):
-        return table, ""
-    baseline = table.curve.baseline
-    shown = tuple(row for row in table.rows if row.on_front or _must_show(row, baseline))
-    printed = " or stands in a paper" if any(map(_is_printed, table.rows)) else ""
-    sentence = (
-        f"{len(shown)} of {len(table.rows)} rows shown: full precision, the Pareto front, and what failed{printed}; "
-        "table.csv has all"
-    )
-    return dataclasses.replace(table, rows=shown), sentence
-
-
-def _must_show(row: PublishedRow, baseline: str) -> bool:
-    tried = any(cell.verdict in TRIED for cell in row.cells.values())
-    return fnmatchcase(row.key, baseline) or tried or _is_printed(row)
-
-
-def _is_printed(row: PublishedRow) -> bool:
-    return any(cell.published is not None for cell in row.cells.values())
-
-
 def _footnotes(foot: dict[str, str]) -> tuple[str, ...]:
     return tuple(f"{mark} {text}" for text, mark in foot.items())
-
-
-def _stands_in(row: PublishedRow) -> bool:
-    """Whether another model than the paper's is run in the row's place; none is in a row that nobody runs.
-
-    A drawn product stands in for that of a printed number alone.
-    """
-    product = re.match(r"synthetic-\d+x", row.model)
-    if product and all(cell.published is None for cell in row.cells.values()):
-        return False
-    return row.stand_in and any(
-        cell.verdict != "not run" or cell.cell_id for cell in row.cells.values()
-    )
 
 
 def _mark(foot: dict[str, str] | None, text: str) -> str:
@@ -496,7 +433,7 @@ def _all_marked(grid: Grid) -> bool:
     return all(e.foot for block in grid.blocks for line in block.lines for e in line.entries)
 
 
-def _legend(grid: Grid) -> tuple[str, ...]:
+def _legend(grid: Grid, columns: Sequence[Column]) -> tuple[str, ...]:
     """The marks that the grid uses, explained, in the order of MARKS."""
     entries = [e for block in grid.blocks for line in block.lines for e in line.entries]
     marks = {e.verdict for e in entries if e.measured and e.mark}
@@ -505,9 +442,24 @@ def _legend(grid: Grid) -> tuple[str, ...]:
     lines += [text for word, text in WORDS_MEANING.items() if word in words]
     if any(e.verdict == VERDICT for e in entries):
         lines.append(PREDICTION_MEANING)
-    if any("±" in f"{e.ours}{e.error}" for e in entries):
-        lines.append(ERROR_MEANING)
+    of_product = [bool(OF_PRODUCT.fullmatch(column.metric)) for column in columns]
+    errors = {  # whether of a product
+        of_product[i]
+        for block in grid.blocks
+        for line in block.lines
+        for i, e in enumerate(line.entries)
+        if "±" in f"{e.ours}{e.error}"
+    }
+    lines += [ERROR_MEANING] if False in errors else []
+    lines += [ROUND_MEANING] if True in errors else []
     return tuple(lines)
+
+
+def _stands_in(row: PublishedRow) -> bool:
+    """Whether another model than the paper's is run in the row's place; none is in a row that nobody runs."""
+    return row.stand_in and any(
+        cell.verdict != "not run" or cell.cell_id for cell in row.cells.values()
+    )
 
 
 def _stand_ins(rows: Sequence[PublishedRow]) -> tuple[str, ...]:

@@ -235,10 +235,10 @@ def _table(
         "seconds": sum(record.seconds for record in {r.cell_id: r for r in records}.values()),
     }
     for kind in CLAIM_KINDS:
-        some = [claim for claim in claims if claim.kind == kind]
-        summary[f"claims/{kind}/hold"] = sum(claim.measured[0] for claim in some)
-        summary[f"claims/{kind}/decidable"] = sum(claim.measured[1] for claim in some)
-        summary[f"claims/{kind}/below_noise"] = sum(len(claim.below_noise) for claim in some)
+        alike = [claim for claim in claims if claim.kind == kind]
+        summary[f"claims/{kind}/hold"] = sum(claim.measured[0] for claim in alike)
+        summary[f"claims/{kind}/decidable"] = sum(claim.measured[1] for claim in alike)
+        summary[f"claims/{kind}/below_noise"] = sum(len(claim.below_noise) for claim in alike)
     return TrackedRun(
         id=f"{_word(f'{_leaf(artifact)}{_other(artifact, variant)}')}-{digest}",
         name=f"{artifact}{_other(artifact, variant)} #{digest}",

@@ -43,8 +43,8 @@ _DECODING = ("generation", "llama_cpp", "qigen")
 _OF_SECONDS = {"tokens_per_s": -1, "bandwidth_gb_s": -1, "ms_per_token": 1}
 
 # Metrics of kernel_latency that go with the seconds of a product, in one direction or the other.
-_OF_PRODUCT = re.compile(r"latency_us|gb_s|bandwidth_fraction|over_rowwise|speedup_fp\d\d")
-_DEVIATIONS = 1.349  # of a normal variate between its quartiles
+OF_PRODUCT = re.compile(r"latency_us|gb_s|bandwidth_fraction|over_rowwise|speedup_fp\d\d")
+_INTERQUARTILE = 1.349  # standard deviations between the quartiles of a normal variate
 
 # Of these the samples tell what is right: positive margins, or ones.
 _JUDGED = {("zero_shot", "accuracy"), ("glue", "accuracy"), ("lm_eval", "acc")}
@@ -63,7 +63,7 @@ def shares_of(record: Record, metric: str) -> Shares:
     if influences is not None and len(influences) > 1:
         return {_source(record): deviations(influences)}
     error = record.facts.get("standard_error", {}).get(metric)
-    if evaluator == "kernel_latency" and _OF_PRODUCT.fullmatch(metric):
+    if evaluator == "kernel_latency" and OF_PRODUCT.fullmatch(metric):
         error = _of_one_round(record, metric)
     elif not error and (evaluator, metric) in _PROPORTIONS:
         error = proportion_error(record.values[metric], record.n)
@@ -77,9 +77,11 @@ def shares_of(record: Record, metric: str) -> Shares:
 
 
 def _of_one_round(record: Record, metric: str) -> float:
-    lower, upper = record.facts["spread_us"]
-    seconds = statistics.median(record.samples)
-    return record.values[metric] * (upper - lower) * 1e-6 / seconds / _DEVIATIONS
+    """Deviation of one round, in the metric's unit; 0 of a ratio of 1, which is that of a product over itself."""
+    value, (lower, upper) = record.values[metric], record.facts["spread_us"]
+    if value == 1 and metric != "latency_us":
+        return 0.0
+    return value * (upper - lower) * 1e-6 / statistics.median(record.samples) / _INTERQUARTILE
 
 
 def _influences(record: Record, evaluator: str | None, metric: str) -> Sequence[float] | None:
