@@ -184,7 +184,7 @@ def write(
                 continue
             found = before
         cells[variant.name] = found.cells[variant.name]
-        records |= found.records
+        records |= {record.cell_id: record for record in found.records_of([variant.name])}
     if not cells:
         if before and prune:
             shutil.rmtree(target)

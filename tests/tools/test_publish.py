@@ -168,6 +168,16 @@ def test_a_variant_that_cannot_be_measured_stays_unless_pruned(measured, run) ->
     assert not (HERE / NAME).exists()
 
 
+def test_a_variant_measured_again_keeps_its_new_numbers_beside_a_kept_one(measured, run) -> None:
+    measured.records[TEXTS] = dataclasses.replace(RECORD, cell_id="ffff")
+    run()
+    again = dataclasses.replace(RECORD, values={"ppl": 21.5})
+    measured.records[FIRST] = again
+    assert f"--variants is {FIRST}; kept published" in run("--variants", FIRST)[1]
+    assert kept().records[RECORD.cell_id] == again
+    assert "ffff" in kept().records
+
+
 def test_a_row_that_cannot_be_measured_here_is_not_published_away(measured, run) -> None:
     for measured.second in (RECORD.cell_id, ""):
         code, text = run("--only", NAME)
