@@ -141,7 +141,7 @@ def product_row(scale, device):
     artifact = load_artifact("lut-gemm-iclr2024/table1")
     values = {c.metric: 1.0 for c in artifact.columns.values()}
     values |= {"speedup_fp16": 3.25, "latency_us": 225.0}
-    facts = {"baseline": "torch float32 product, in the place of cuBLAS", "threads": 2}
+    facts = {"baseline": "torch bfloat16, torch float32, in the place of cuBLAS", "threads": 2}
     facts["kernel"] = ["qigen q3 g128 m_b=32 t_b=64, avx2, 2 threads"]
     shapes = ((49152, 12288, 1),)
     run, made = {"device": device, "shapes": shapes}, {"cpu": "a CPU", "gpu": "a GPU"}
@@ -165,8 +165,8 @@ def test_only_ratios_of_the_papers_product_on_a_gpu_are_compared(scale, device, 
 
 
 @pytest.mark.parametrize(("device", "machine", "ours"), [
-    ("cpu", "over torch float32 on a CPU, 2 threads", "– ours not judged: GPU claim on a CPU"),
-    ("cuda", "over torch float32 on a GPU", "– ours not decidable here"),
+    ("cpu", "over torch bfloat16 on a CPU, 2 threads", "– ours not judged: GPU claim on a CPU"),
+    ("cuda", "over torch bfloat16 on a GPU", "– ours not decidable here"),
 ])  # fmt: skip
 def test_a_product_says_what_ran_and_a_claim_on_a_gpu_is_of_gpus_alone(device, machine, ours):
     table = product_row("paper", device)
@@ -174,7 +174,7 @@ def test_a_product_says_what_ran_and_a_claim_on_a_gpu_is_of_gpus_alone(device, m
     assert table.rows[0].labels == own | {"Output": "FP16", "Ours": "qigen q3 g128"}
     columns = {column.key: column.machine for column in table.columns}
     assert columns["speedup"] == columns["best"] == machine
-    assert columns["latency"] == machine.partition("float32 ")[2]
+    assert columns["latency"] == machine.partition("bfloat16 ")[2]
     layout = lay_out(table)
     assert {claim.ours for _, claims in layout.claims for claim in claims} == {ours}
     what, _, where = machine.partition(" on ")

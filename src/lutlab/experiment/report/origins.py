@@ -137,15 +137,20 @@ def machine(spec: ColumnSpec, records: Iterable[Record | None]) -> str:
         return ""
     processors = " / ".join(dict.fromkeys(filter(None, map(_processor, done))))
     place = f"on {processors}" if processors else ""
-    dense = " / ".join(dict.fromkeys(filter(None, map(_dense, done))))
+    dense = " / ".join(
+        dict.fromkeys(filter(None, (_dense(record, spec.metric) for record in done)))
+    )
     if dense and spec.metric.startswith(RATIOS):
         return f"over {dense} {place}".rstrip()
     return f"{dense} {place}".strip() if spec.metric in DENSE else place
 
 
-def _dense(record: Record) -> str:
-    """`torch float32 product, in the place of cuBLAS` -> `torch float32`; `cuBLAS: <its kernels>` -> `cuBLAS`."""
-    return re.split(r":| product", record.facts.get("baseline", ""))[0]
+def _dense(record: Record, metric: str) -> str:
+    """The dense product of a metric: of `torch bfloat16, torch float32, in the place of cuBLAS` the first one of 16
+    bits, the last one of 32; of `cuBLAS: <its kernels>` cuBLAS.
+    """
+    products = re.split(r":| product|, in", record.facts.get("baseline", ""))[0].split(", ")
+    return products[-1 if "fp32" in metric else 0]
 
 
 def _processor(record: Record) -> str:
