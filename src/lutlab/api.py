@@ -21,7 +21,7 @@
     lutlab.predict_memory("opt-175b", q=3).total, lutlab.predict_gpus("opt-175b", gpu="A100-80GB")
 
 Calibrated methods (`gptq`, `gptq_bcq`, `hessian_bcq`, `awq`, `mixed_2_4_16`, `group_widths`) take
-`calibration=<token ids>`; without it they read Python's documentation:
+`calibration=<token ids>`; without it a language model writes a text of its own first (generate/own.py):
 `lutlab.quantize(model, method="hessian_bcq", q=3, g=128)`.
 
 A mistake is a LutlabError, whose message says what to do.
@@ -50,6 +50,7 @@ from lutlab.data import calibration_inputs, load_text
 from lutlab.embeddings import quantize_embeddings
 from lutlab.formats import pack
 from lutlab.formats.contract import Format
+from lutlab.generate import own
 from lutlab.models.families import decoder_blocks, evaluation_seqlen, task_of
 from lutlab.models.pretrained import tokenizer_of
 from lutlab.quantizers.coefficients import quantized
@@ -59,8 +60,9 @@ from lutlab.tuning.stages import check_tunable
 
 log = logging.getLogger(__name__)
 # What quantize calibrates on where it is given nothing: text that is present with every Python.
+# Of a model that predicts masked tokens, which writes no text.
 DEFAULT_TEXT = TextSpec("pydocs-train", "embedded")
-DEFAULT_SAMPLES = 128
+DEFAULT_SAMPLES, DEFAULT_SEQLEN = 32, 512
 
 
 def quantize_tensor(
@@ -276,7 +278,7 @@ def _checked_candidates(
 
 
 def _default_calibration(model: PreTrainedModel) -> Windows:
-    """Calibration windows of Python's documentation, for a model that is given none."""
+    """Calibration windows of a text that the model writes; of Python's documentation for one of masked tokens."""
     task, source = task_of(model), model.name_or_path or ""
     if task == "sequence_classification":
         raise LutlabError(
@@ -292,12 +294,12 @@ def _default_calibration(model: PreTrainedModel) -> Windows:
             f"no tokenizer found at '{source}', where the model came from: give calibration=<token ids "
             "[samples, seqlen]> of text like the model will read"
         ) from error
-    seqlen = evaluation_seqlen(model.config)
+    text = own.text(model, tokenizer) if task == "causal_lm" else load_text(DEFAULT_TEXT)
+    seqlen = min(evaluation_seqlen(model.config), DEFAULT_SEQLEN)
     log.info(
-        "calibrating on %d windows of %d tokens of Python's documentation; calibration=<token ids> chooses other text",
+        "calibrating on %d windows of %d tokens of a text %s; calibration=<token ids> chooses another",
         DEFAULT_SAMPLES,
         seqlen,
+        text.origin,
     )
-    return calibration_inputs(
-        task, load_text(DEFAULT_TEXT), tokenizer, DEFAULT_SAMPLES, seqlen, seed=0
-    )
+    return calibration_inputs(task, text, tokenizer, DEFAULT_SAMPLES, seqlen, seed=0)

@@ -26,7 +26,7 @@ from lutlab.data.choices import ITEMS, item_rows, records
 from lutlab.data.files import each
 from lutlab.data.masking import masked_calibration
 from lutlab.data.pairs import calibration_pairs
-from lutlab.data.protocols import PROTOCOLS, protocol
+from lutlab.data.protocols import OWN, PROTOCOLS, protocol
 from lutlab.data.splits import difference
 from lutlab.data.tokens import (
     calibration_windows,
@@ -42,6 +42,7 @@ __all__ = [
     "examples",
     "load_text",
     "records",
+    "rows_sha256",
     "token_sha256",
     "token_stream",
     "tokenizer_sha256",
@@ -53,7 +54,7 @@ Source = Literal["embedded", "folder", "hub"]
 
 
 def load_text(spec: TextSpec) -> Text:
-    """Read the rows of a protocol from a source.
+    """Read the rows of a protocol from a source; `own` has none before its model writes them (generate/own.py).
 
     Raises:
         LutlabError: unknown protocol or source, a source without this text, a missing or damaged file, no network,
@@ -70,7 +71,9 @@ def load_text(spec: TextSpec) -> Text:
                 f"give the text '{spec.protocol}', as data.text.{spec.protocol}=<file>"
             )
         rows, origin = user.read(spec.root)
-        return Text(spec.protocol, tuple(rows), _rows_sha256(rows), origin, spec.limit)
+        return Text(spec.protocol, tuple(rows), rows_sha256(rows), origin, spec.limit)
+    if spec.source == OWN:
+        return Text(OWN, (), rows_sha256(()), "written by the model")
     rule = protocol(spec.protocol)
     if spec.source not in (sources := get_args(Source)):
         raise LutlabError(f"unknown data.source '{spec.source}': {nearest(spec.source, sources)}")
@@ -102,7 +105,7 @@ def load_text(spec: TextSpec) -> Text:
         rows = item_rows(rule.dataset, rows, origin)
     elif rule.kind == "examples":
         rows = each(_example, rows, origin, "is no example with a last word")
-    sha256 = _rows_sha256(rows)
+    sha256 = rows_sha256(rows)
     differs = difference(rule.dataset, rule.split, len(rows), sha256)
     if differs:
         log.warning(
@@ -155,7 +158,7 @@ def calibration_inputs(
     return _CALIBRATION[task](text, tokenizer, samples, seqlen, seed)
 
 
-def _rows_sha256(rows: Iterable[str]) -> str:
+def rows_sha256(rows: Iterable[str]) -> str:
     """Hash of the rows, each preceded by its length in bytes, so that no two splits share one by moving a border."""
     digest = hashlib.sha256()
     for row in rows:

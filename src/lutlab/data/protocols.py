@@ -14,6 +14,7 @@ from lutlab.base.errors import LutlabError, nearest
 GPTQ = "GPTQ repository, commit 2d65066, datautils.py"
 HARNESS = "lm-evaluation-harness"
 GLUE = "GLUE, Wang et al. 2018"
+OWN = "own"  # the text that a model writes, and its source
 # what each kind is, in the words of a message
 KINDS = {
     "stream": "one long text",
@@ -215,6 +216,10 @@ PROTOCOLS = {
     "pydocs-train": Protocol(
         "pydocs-train", "train", "calibration", "\n\n", True,
         "as wikitext2-train, of the training part of Python's documentation [lutlab, data/pydocs.py]",
+    ),
+    OWN: Protocol(
+        OWN, OWN, "calibration", "\n\n", True,
+        "as wikitext2-train, of texts that the model writes by its own probabilities [lutlab, generate/own.py]",
     ),
 }  # fmt: skip
 

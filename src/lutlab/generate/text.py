@@ -158,7 +158,7 @@ def stream(
     if unread := _unread(model.model):
         _warn(unread)
     ends = ends_of_text(model.model) | ({tokenizer.eos_token_id} if chat else set())
-    return _pieces(model, tokenizer, ids, tokens, choose, ends)
+    return continued(model, tokenizer, ids, tokens, choose, ends)
 
 
 def complete(
@@ -243,7 +243,7 @@ def _framed(tokenizer: PreTrainedTokenizerBase, messages: Conversation) -> str:
     return text
 
 
-def _pieces(
+def continued(
     engine: Engine,
     tokenizer: Any,
     prompts: list[torch.Tensor],
@@ -251,6 +251,7 @@ def _pieces(
     choose: Chooser,
     ends: set[int | None],
 ) -> Iterator[Piece]:
+    """Continue token ids [T] int64, one a row of the engine; a row ends before one of the ids `ends`."""
     longest = max(map(len, prompts)) + tokens - 1  # the last token is chosen, and not read
     if longest > engine.length:
         raise LutlabError(

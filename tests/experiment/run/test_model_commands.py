@@ -1,7 +1,9 @@
 """`lutlab quantize`, `generate`, `chat` and `export`: a model becomes small, talks, and goes on to others."""
 
 import io
+import json
 import re
+from pathlib import Path
 
 import pytest
 from tests.experiment.run.table4 import cells_of
@@ -18,7 +20,7 @@ from lutlab.experiment.run.chat_command import main as chat
 from lutlab.experiment.run.export_command import main as export
 from lutlab.experiment.run.generate_command import main as generate
 from lutlab.experiment.run.quantize_command import main as quantize
-from lutlab.generate import text
+from lutlab.generate import own, text
 from lutlab.models.families import model_class
 
 MODEL = ["model=llama-embedded-s", "threads=1"]
@@ -106,6 +108,29 @@ def test_a_check_says_what_was_lost(tmp_path, output):
     assert 0 < layers < all_of_it
     assert 1 > above > below
     assert re.search(r"^full precision +\d+\.\d+$", out, re.MULTILINE)
+
+
+def test_without_a_text_a_model_calibrates_on_its_own(source, tmp_path, output, monkeypatch):
+    """Written once a results folder; a line that names a text does without it, a model that writes none fails."""
+    monkeypatch.setattr(own, "ROUNDS", 1)
+    monkeypatch.setattr(own, "TOKENS", 20)
+    kept = tmp_path / "results" / "calibration"
+    short = ["calibration.samples=2", "calibration.seqlen=16", "embeddings=0"]
+    line = ["method=gptq", "q=4", "g=32", *short, f"results={tmp_path / 'results'}"]
+    output(quantize, [str(source), *line, "out=a"])
+    (written,) = kept.glob("own-*.json")
+    assert len(json.loads(written.read_text())) == 16
+    monkeypatch.setattr(own, "write", None)  # whoever calls it fails
+    output(quantize, [str(source), *line, "seed=1", "out=b"])
+    first, second = (Path(name, "model.safetensors").read_bytes() for name in "ab")
+    assert first == second
+    written.unlink()
+    output(quantize, [str(source), *line, "out=c", "calibration.text=pydocs-train"])
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    _, err = output(quantize, ["bert-embedded-s", *line, "out=d"], code=2)
+    assert "a model for masked_lm writes no text to calibrate on: name one" in err
+    assert not [*kept.glob("own-*")]
 
 
 def test_a_conversation_goes_on(small, talker, typed, output):

@@ -25,9 +25,9 @@ from lutlab.base.specs import (
     TextSpec,
 )
 from lutlab.compress.widths import layer_widths
-from lutlab.data import folder, user
+from lutlab.data import embedded, folder, user
 from lutlab.data import tasks as lm_eval
-from lutlab.data.protocols import PROTOCOLS
+from lutlab.data.protocols import OWN, PROTOCOLS
 from lutlab.experiment.row.row import Data, Row
 from lutlab.kernels.gpu.variants import full_name
 from lutlab.measure import products
@@ -222,7 +222,8 @@ def _dtype(name: str, device: str) -> str:
 
 
 def text_of(protocol: str, data: Data, *, tasks: bool = False) -> TextSpec:
-    """Source of a column's text: a user's file, else the folder data.root, else the preset's, perhaps a stand-in.
+    """Source of a column's text: the model, a user's file, the package, the folder data.root, or the preset's, perhaps
+    a stand-in.
 
     tasks: the name may be that of a task of lm-eval; one without rows of ours is its own source.
     """
@@ -230,8 +231,13 @@ def text_of(protocol: str, data: Data, *, tasks: bool = False) -> TextSpec:
         protocol = lm_eval.protocol_of(protocol)
         if not lm_eval.has_own_rows(protocol):
             return TextSpec(protocol, lm_eval.SOURCE)
+    if protocol == OWN:
+        return TextSpec(OWN, OWN)
     if protocol in data.text:
         return TextSpec(protocol, user.SOURCE, data.text[protocol])
+    known = PROTOCOLS.get(protocol)
+    if known and known.dataset in embedded.READERS:
+        return TextSpec(protocol, "embedded")
     if data.root is not None:
         return TextSpec(folder.resolve(protocol, data.root), "folder", data.root)
     spec = TextSpec(data.stand_in.get(protocol, protocol), data.source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from lutlab.compress.kept_blocks import BlockStore
 from lutlab.compress.synthetic import load_packed
 from lutlab.data import calibration_inputs
 from lutlab.data.pairs import labelled_pairs
+from lutlab.data.protocols import OWN, PROTOCOLS
 from lutlab.experiment.plan.plan import Job, job_of_model
 from lutlab.experiment.plan.resolve import Files
 from lutlab.experiment.row.row import Row
 from lutlab.experiment.run import advice, cli
 from lutlab.experiment.run.words import OF_TABLES
+from lutlab.generate import own
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import evaluation_seqlen, task_of
 from lutlab.models.load import LoadedModel, folder_of, load_model, load_tokenizer
@@ -127,6 +130,10 @@ def _quantized(
                 f"{run.name} came without a tokenizer, so it cannot be calibrated on a text"
             )
         text = files.planned_text(chosen.text, job.calibration_sha256)
+        if text.protocol == OWN:
+            model = hashlib.sha256(files.model_sha256(run.model).encode()).hexdigest()[:16]
+            file = job.results / "calibration" / f"own-{PROTOCOLS[OWN].version}-{model}.json"
+            text = own.text(loaded.model, loaded.tokenizer, file)
         length = chosen.seqlen or evaluation_seqlen(loaded.model.config)
         drawn = (text, loaded.tokenizer, chosen.samples, length, chosen.seed)
         windows = calibration_inputs(task, *drawn)
@@ -148,6 +155,8 @@ def _quantized(
         blocks=loaded.blocks,
         folders=recipe.Folders(job.quantized, job.untuned, job.inputs),
     )
+    if text and text.protocol == OWN:
+        facts["calibration_text_sha256"] = text.sha256
     if text and text.differs:
         facts["calibration_text_differs"] = text.differs
     if isinstance(loaded.blocks, Streamed) and job.quantized:  # streamed blocks are always kept

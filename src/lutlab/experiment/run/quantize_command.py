@@ -4,6 +4,9 @@
     lutlab quantize ../my-model method=gptq q=4 g=64 calibration.text=mine data.text.mine=notes.txt out=four check=true
     lutlab quantize owner/name method=bcq method.offset=true budget=3.5 out=small
 
+Where the line names no text (calibration.text, data, scale), a calibrated method looks at one that the model writes by
+itself, once a results folder.
+
 The model is a preset's name, a folder, a GGUF file, or owner/name of the hub. `lutlab chat <folder>` talks with the
 result, `lutlab export <folder>` writes it for others. What is not in the list below is a key of a sweep (--help).
 """
@@ -21,6 +24,7 @@ from lutlab.base.groups import check_bits
 from lutlab.base.lazy import PreTrainedModel, nn, torch
 from lutlab.base.quiet import quiet
 from lutlab.base.specs import Subject, TextSpec
+from lutlab.data.protocols import OWN
 from lutlab.experiment.run.prepared import Planned
 from lutlab.experiment.run.progress import shown
 from lutlab.experiment.run.words import command
@@ -29,6 +33,7 @@ from lutlab.models.load import load_model, source_bytes, task_here
 log = logging.getLogger(__name__)
 # Windows of calibration are shorter than the model's own, so that they are many for their cost.
 _WINDOW = "calibration.seqlen=512"
+_NAMING_A_TEXT = ("calibration.text=", "data", "scale=")
 _CHECKED = TextSpec("topics", "embedded", limit=8)
 _CHECKED_WINDOW = 512  # tokens
 _WORDS: dict[str, tuple[Any, str]] = {
@@ -52,6 +57,8 @@ def _quantize(words: dict[str, Any], rest: list[str]) -> int:
     check_new(words["out"])
     if not any(word.startswith("calibration.seqlen=") for word in rest):
         rest = [*rest, _WINDOW]
+    if not any(word.startswith(_NAMING_A_TEXT) for word in rest):
+        rest = [*rest, f"calibration.text={OWN}"]
     planned = Planned.from_line(rest, _WORDS)
     if words["embeddings"]:  # refused before a model is quantized, which may take hours
         check_bits(words["embeddings"])
