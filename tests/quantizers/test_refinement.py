@@ -81,7 +81,8 @@ def uniform(q):
 def test_errors_are_those_of_the_equations(method, q, g, sweeps, seed):
     """In most rows equal; a row that parts from the naive one at a tie or at float32's last bit ends near it."""
     weight, hessian = drawn(4, 24, seed=seed), correlated(24, seed)
-    start, refined = (quantize(method(sweeps=n), weight, q, g, hessian) for n in (0, sweeps))
+    one = {"starts": "fitted"} if method is HessianBCQ else {}
+    start, refined = (quantize(method(sweeps=n, **one), weight, q, g, hessian) for n in (0, sweeps))
     ours, h = row_errors(weight, refined, hessian), hessian.double()
     words, fitted = (binary if method is HessianBCQ else uniform)(q)
     naive, length = [], 24 if g == -1 else g
@@ -99,6 +100,26 @@ def test_errors_are_those_of_the_equations(method, q, g, sweeps, seed):
     naive = torch.stack(naive)
     assert ((ours - naive).abs() <= 1e-4 * naive).float().mean() >= 0.5
     assert ours.sum() == pytest.approx(float(naive.sum()), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("q", "g", "order"), [(2, 16, {}), (3, 20, {"act_order": True}), (4, -1, {})]
+)
+def test_a_row_errs_no_more_than_from_either_start_nor_than_by_gptq(q, g, order):
+    """Rows whose outputs rest on few large weights are better from GPTQ's grid."""
+    weight, hessian = drawn(24, 96), correlated(96)
+    weight[:12, ::16] *= 6
+    strong = torch.ones(96)
+    strong[::16] = 30
+    hessian *= strong * strong[:, None]
+    options = {"alpha_dtype": "fp32", "sweeps": 1, **order}
+    methods = HessianBCQ(**options), HessianBCQ(starts="fitted", **options), GPTQ(**order)
+    best, fitted, gptq = (
+        row_errors(weight, quantize(method, weight, q, g, hessian), hessian) for method in methods
+    )
+    assert (best <= (1 + 1e-9) * fitted).all()
+    assert (best <= (1 + 1e-6) * gptq).all(), "in binary form, in float32"
+    assert (best < 0.9 * fitted).any()
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("fp32", torch.float32)])

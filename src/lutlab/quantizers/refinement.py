@@ -80,6 +80,7 @@ def refined(
     g: int,
     sweeps: int,
     joint: bool = False,
+    errors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Codes [N, K] uint8 after some sweeps; the coefficients are changed in place with them.
 
@@ -92,6 +93,7 @@ def refined(
         g: weights of a group; -1 = all of K.
         sweeps: passes over all groups.
         joint: end with all coefficients of a row at once; the books are JointBooks then.
+        errors: [N] float64, to be set to E H E^T of each row; None: nobody asks.
     """
     weight, hessian, out = weight.detach().float(), factored.hessian, torch.empty_like(codes)
     if order is not None:
@@ -108,6 +110,8 @@ def refined(
         if joint:
             state.checked(state.join)
         out[rows] = state.codes.t()
+        if errors is not None:
+            errors[rows] = state.exact()
     return out
 
 
@@ -163,6 +167,11 @@ class _Refinement:
             for error, size in zip(self.error.split(SPAN), self.diagonal.split(SPAN), strict=True):
                 total += (error * error).mul_(size).sum(dim=0)  # of what the cache holds
         return total
+
+    def exact(self) -> torch.Tensor:
+        """E H E^T of each row in float64, [N]."""
+        every = torch.arange(self.error.shape[1], device=self.error.device)
+        return self._exact(every, self.codes, self._coefficients())
 
     def _exact(
         self, rows: torch.Tensor, codes: torch.Tensor, coefficients: torch.Tensor
