@@ -103,7 +103,7 @@ def test_an_entry_without_overrides_at_a_scale_has_no_row_there() -> None:
 def test_at_scale_real_a_model_keeps_the_rows_of_its_claims() -> None:
     rows = load_artifact("mixed-2-4-16/table1").rows("real")
     run = [row.key for row in rows if not row.not_run]
-    methods = ("fp16", "gptq", "ours", "ours_02", "untuned", "untuned_02")
+    methods = ("fp16", "gptq", "ours", "ours_02", "tuned", "tuned_02")
     assert run == [f"llama-2-7b/{method}" for method in methods]
     others = {row.first for row in rows if row.not_run}
     assert {"llama-1-7b", "llama-2-7b", "chatglm3-6b"} <= others, "what is cited stays"
