@@ -44,3 +44,13 @@ def test_what_cannot_begin_a_text_is_refused(missing, monkeypatch):
     assert write() == [], "the other token begins one"
     tokenizer.bos_token = tokenizer.eos_token = None
     refused("no token that begins or ends a text", write)
+
+
+def test_what_no_engine_decodes_is_refused_with_what_to_do():
+    model = make("llama-2").to("meta")
+    refused(
+        "writes no text to calibrate on: .*; name one, as calibration.text=",
+        own.write,
+        model,
+        byte_tokenizer(),
+    )

@@ -20,6 +20,7 @@ from lutlab.base.specs import Text
 from lutlab.data import rows_sha256
 from lutlab.data.protocols import OWN
 from lutlab.generate import context_of, engine
+from lutlab.generate.contract import Engine
 from lutlab.generate.text import Chooser, continued
 from lutlab.models.families import task_of
 
@@ -65,8 +66,17 @@ def write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[st
     begun = [torch.tensor([begin])] * ROWS
     texts = [""] * (ROWS * ROUNDS)
     for first in steps(range(0, len(texts), ROWS), "writing a text to calibrate on, round"):
-        made = engine(model, ROWS, tokens)
+        made = _engine(model, tokens)
         choose = Chooser(temperature=1.0, seed=first)
         for piece in continued(made, tokenizer, begun, tokens, choose, ends=set()):
             texts[first + piece.row] += piece.text
     return texts
+
+
+def _engine(model: PreTrainedModel, tokens: int) -> Engine:
+    try:
+        return engine(model, ROWS, tokens)
+    except LutlabError as error:  # its weights stay on disk, or a cache does not fit
+        raise LutlabError(
+            f"the model writes no text to calibrate on: {error}; {_NAME_ONE}"
+        ) from error
