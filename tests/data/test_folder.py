@@ -137,9 +137,9 @@ BROKEN = r"00008\.json\.gz cannot be read(.|\n)*delete it and fetch it again"
 LINE, TABLE = '{"text": "one two"}\n', "sentence1\tsentence2\tscore\na\tb\t1\n"
 BAD_DOCUMENTS = [b'{"text": "who', b'{"body": "no such field"}\n', "\xe9".encode("latin-1")]
 DAMAGED = [
-    ("c4", f"{C4}.json.gz", gzip.compress(b'{"text": "whole"}\n' * 500)[:-20], BROKEN),
+    ("c4", f"{C4}.json.gz", gzip.compress(b'{"text": "whole"}\n' * 500, mtime=0)[:-20], BROKEN),
     ("c4", f"{C4}.json.gz", b"plain text", BROKEN),
-    *(("c4", f"{C4}.json.gz", gzip.compress(content), BROKEN) for content in BAD_DOCUMENTS),
+    *(("c4", f"{C4}.json.gz", gzip.compress(content, mtime=0), BROKEN) for content in BAD_DOCUMENTS),
     ("ptb", PTB, b"one\r\ntwo\r\n", r"line 1 of .*ptb\.valid\.txt cannot be .*CR LF\nmend it with `dos2unix`"),
     ("ptb", PTB, b"one\ntwo\rthree\n", "line 2 of .*a lone CR(.|\n)*fetch it again"),
     ("ptb", PTB, b"\xef\xbb\xbfone\n", "line 1 of .*byte order mark(.|\n)*dos2unix"),
