@@ -44,8 +44,8 @@ class HessianBCQ(GPTQBCQ):
     Attributes:
         sweeps: passes over all groups; each fits coefficients and codes to the layer's outputs. Two passes bring most
             of the gain.
-        starts: where the sweeps start: fitted, from coefficients fitted to the weights; best, also from GPTQ's grid,
-            twice the time. Without an offset binary codes hold no such grid, and there is one start.
+        starts: starting points of the sweeps: fitted, coefficients fitted to the weights; best, GPTQ's grid as well,
+            in twice the time. Without an offset binary codes hold no such grid, and there is one start.
         joint: true: all coefficients of a row are fitted together at the end; it helps small groups.
     """
 
