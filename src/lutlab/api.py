@@ -59,8 +59,8 @@ from lutlab.tuning.losses import Labelled
 from lutlab.tuning.stages import check_tunable
 
 log = logging.getLogger(__name__)
-# What quantize calibrates on where it is given nothing: text that is present with every Python.
-# Of a model that predicts masked tokens, which writes no text.
+# What quantize calibrates on where it is given nothing, and the model, of masked tokens, writes no text: one that is
+# present with every Python.
 DEFAULT_TEXT = TextSpec("pydocs-train", "embedded")
 DEFAULT_SAMPLES, DEFAULT_SEQLEN = 32, 512
 
