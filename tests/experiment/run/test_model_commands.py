@@ -117,7 +117,8 @@ def test_without_a_text_a_model_calibrates_on_its_own(source, tmp_path, output, 
     kept = tmp_path / "results" / "calibration"
     short = ["calibration.samples=2", "calibration.seqlen=16", "embeddings=0"]
     line = ["method=gptq", "q=4", "g=32", *short, f"results={tmp_path / 'results'}"]
-    output(quantize, [str(source), *line, "out=a"])
+    out, _ = output(quantize, [str(source), *line, "out=a"])
+    assert "calibrated on 2 windows of the model's own text\n" in out
     (written,) = kept.glob("own-*.json")
     assert len(json.loads(written.read_text())) == 16
     monkeypatch.setattr(own, "write", None)  # whoever calls it fails
@@ -125,7 +126,8 @@ def test_without_a_text_a_model_calibrates_on_its_own(source, tmp_path, output, 
     first, second = (Path(name, "model.safetensors").read_bytes() for name in "ab")
     assert first == second
     written.unlink()
-    output(quantize, [str(source), *line, "out=c", "calibration.text=pydocs-train"])
+    out, _ = output(quantize, [str(source), *line, "out=c", "calibration.text=pydocs-train"])
+    assert "calibrated on 2 windows of 'pydocs-train'\n" in out
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     _, err = output(quantize, ["bert-embedded-s", *line, "out=d"], code=2)

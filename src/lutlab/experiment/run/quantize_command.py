@@ -121,10 +121,14 @@ def _summary(subject: Subject, folder: Path) -> str:
     norm = sum(layer.squared_norm for layer in layers)
     error = sum(layer.squared_error for layer in layers) / norm
     source = source_bytes(subject.run.model)
+    calibrated = ""
+    if read := subject.run.calibration:
+        whose = "the model's own text" if read.text.protocol == OWN else f"'{read.text.protocol}'"
+        calibrated = f"calibrated on {read.samples} windows of {whose}\n"
     return (
         f"{folder}: {size / 1e6:.1f} MB on disk; the files of {subject.run.name} have {source / 1e6:.1f} MB\n"
         f"linear layers: {bits:.2f} bits stored a weight, {weights / 1e6:.1f} million weights, relative squared error "
-        f"{error:.4f}\n"
+        f"{error:.4f}\n{calibrated}"
         f"talk with it: lutlab chat {folder}"
     )
 
