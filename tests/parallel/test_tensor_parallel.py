@@ -87,7 +87,8 @@ def test_two_processes_give_the_product_of_one_and_the_time_and_energy_of_both()
     assert entrants.own.bytes == entrants.fp32.bytes == 4 * (96 * 80 + 48 * 96)
     kernels = ["torch float32 [N, K] on 2 devices"]
     assert entrants.facts["kernel"] == kernels
-    assert entrants.facts["relative_errors"].keys() == {"torch float32", *kernels}
+    dense = {"torch float32", "torch bfloat16"}
+    assert entrants.facts["relative_errors"].keys() == dense | {*kernels}
     own, _, fp32, idle, facts = energies
     totals = [energy.joules * energy.calls for energy in (own, fp32)]  # over the same window
     assert totals == pytest.approx([300, 100])
