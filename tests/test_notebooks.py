@@ -33,7 +33,7 @@ def test_a_run_gives_the_outputs_that_are_committed(path):
     assert [words(text) for text in today] == [words(text) for text in committed]
     if sys.version_info[:2] == PYTHON and locked():
         for ours, theirs in zip(today, committed, strict=True):
-            assert numbers(ours) == pytest.approx(numbers(theirs), rel=0.05, abs=0.02)
+            assert numbers(ours) == pytest.approx(numbers(theirs), rel=0.1, abs=0.02)
 
 
 @of_each
