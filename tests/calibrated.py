@@ -28,13 +28,14 @@ class Fake(Calibrated):
     target: str = "weights"
     hessian: str = "inputs"
     output_groups: int = 4
+    first_token: float = 1.0
 
     def __post_init__(self) -> None:
         """Its fields are of a test, which checks them."""
 
     def prepare(self, stats: CalibStats) -> torch.Tensor:
         self.seen.append(stats)
-        return stats.hessian / stats.hessian.diagonal().mean()
+        return stats.metric / stats.metric.diagonal().mean()
 
     def quantize(
         self, weight: torch.Tensor, q: int, g: int, prepared: torch.Tensor

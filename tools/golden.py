@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 from lutlab.base import children, registry
@@ -53,7 +54,7 @@ from lutlab.data.choices import choice_row
 from lutlab.data.pairs import SCORED, Pair, labelled_pairs
 from lutlab.data.protocols import protocol
 from lutlab.experiment.store.components import every_name
-from lutlab.experiment.store.provenance import libraries
+from lutlab.experiment.store.provenance import cpu_name, libraries
 from lutlab.models.contract import CLASSIFIES
 from lutlab.models.families import evaluation_seqlen, kinds
 from lutlab.models.load import LoadedModel, embedded_names, load_model
@@ -79,8 +80,12 @@ SENTENCE = (
 
 
 def made_with() -> dict[str, str]:
-    """Conditions under which golden cells can be compared: processor's architecture and libraries."""
-    return {"machine": platform.machine(), **libraries("transformers")}
+    """Conditions under which golden cells can be compared: processor's architecture and vendor, and libraries.
+
+    The vendor, since LAPACK and BLAS choose kernels by it, whatever is PINNED.
+    """
+    vendor = cpu_name(Path("/proc/cpuinfo")).split()[0]
+    return {"machine": f"{platform.machine()} {vendor}", **libraries("transformers")}
 
 
 def golden_cells() -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Hidden states and statistics, block by block, are those of the whole model to the bit."""
 
+import re
+
 import pytest
 import torch
 from tests.compress.passes import inputs_of
@@ -57,7 +59,14 @@ def test_hidden_states_are_those_of_the_whole_model(name, attention):
 def test_statistics_are_the_means_over_all_tokens(name):
     model, windows = make(name), token_ids(SAMPLES, SEQLEN)
     _, seen = whole_model(model, windows)
-    family, inputs, read = family_of(model.config), capture(model, windows), set()
+    family, inputs, read, counted = (
+        family_of(model.config),
+        capture(model, windows, 50.0),
+        set(),
+        [],
+    )
+    weights = torch.ones(SAMPLES, SEQLEN, dtype=torch.float64)
+    weights[:, 0] = 50.0  # of attention's inputs alone
     for index, block in enumerate(decoder_blocks(model)):
         early = observe(block, inputs, family.inputs)
         stats = advance(block, inputs, family.inputs)
@@ -73,7 +82,16 @@ def test_statistics_are_the_means_over_all_tokens(name):
                 mean = x.abs().mean(0).float()
                 torch.testing.assert_close(ours.mean_abs, mean, rtol=1e-6, atol=1e-8)
                 assert ours.hessian.dtype == torch.float32
+                if re.search(r"q_proj|query|c_attn", layer):
+                    weighted = x.T @ (x * weights.view(-1, 1)) / len(x)
+                    error = (ours.weighted - weighted).abs().max()
+                    assert error < 1e-6 * weighted.diagonal().max(), layer
+                    counted.append(layer)
             assert_same(vars(early[shared]), vars(ours))
+        assert len(counted) == index + 1
+        assert [shared for shared in stats if stats[shared].weighted is not None] == [
+            family.inputs[0]
+        ]
     assert len(read) == 2 * len(family.inputs), "layers of another input read another tensor"
 
 

@@ -140,6 +140,8 @@ def test_refuses_bits_and_groups_out_of_range(name, q, g, message):
     ("bcq", {"solver": "greedy", "offset": True}, "solver=alternating with offset=true"),
     ("gptq", {"inputs": "full", "true_sequential": True}, "inputs=quantized"),
     ("gptq", {"target": "outputs", "inputs": "full"}, "errors of the layers before, which inputs=full"),
+    ("gptq", {"first_token": 50.0, "inputs": "full"}, "inputs=quantized, or first_token=1"),
+    ("gptq", {"first_token": 0.5}, "first_token=0.5: give"),
     ("gptq", {"target": "outputs"}, "give true_sequential=true"),
     ("gptq", {"hessian": "gradients", "inputs": "full"}, "use inputs=quantized"),
     ("gptq", {"hessian": "gradients", "act_order": True}, "drop one of them"),

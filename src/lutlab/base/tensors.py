@@ -20,11 +20,18 @@ class CalibStats:
 
     hessian: [K, K] float32, X^T X / M: (w - w_hat) hessian (w - w_hat)^T is the mean squared error of an output.
     mean_abs: [K] float32, the mean of |X|; tokens: M.
+    weighted: [K, K] float32, X^T diag(v) X / M where tokens count by weights v [M]; None where all count as one.
     """
 
     hessian: torch.Tensor
     mean_abs: torch.Tensor
     tokens: int
+    weighted: torch.Tensor | None = None
+
+    @property
+    def metric(self) -> torch.Tensor:
+        """[K, K] float32, in which a method measures errors: `weighted`, or `hessian` where all tokens count alike."""
+        return self.hessian if self.weighted is None else self.weighted
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ class _Run:
         beside = None
         if method.hessian == "gradients":
             self.weights = token_weights(self.model, windows, method.output_groups)
-        inputs = capture(self.model, windows)
+        inputs = capture(self.model, windows, method.first_token)
         passes = [self.family.inputs]  # each of shared inputs that are observed together
         if method.true_sequential:
             passes = [(shared,) for shared in self.family.inputs]

@@ -124,12 +124,14 @@ def weighted(
         for layer, shared in layers.items():
             x = now[shared.layers[0]]
             each = weights[path(layer)][start:end].to(x.device)
+            of_window = inputs.weights(index, shared)
+            each = each if of_window is None else each * of_window[:, None]
             for total, counts in zip(sums[layer], each.T, strict=True):
                 total.addmm_((x * counts[:, None]).T, x)
         start = end
     return {
         layer: [
-            dataclasses.replace(stats[shared], hessian=total.div_(stats[shared].tokens))
+            dataclasses.replace(stats[shared], weighted=total.div_(stats[shared].tokens))
             for total in sums[layer]
         ]
         for layer, shared in layers.items()

@@ -3,6 +3,7 @@
     x, x_full [K]   inputs of a layer on one token, in the model as quantized so far and in full precision
     h, h_full [N]   the residual stream that the layer's outputs are added to, in front of the sum
     means over tokens:   H = E[x x^T],   D = E[(x_full - x) x^T] [K, K],   S = E[(h_full - h) x^T] [N, K]
+    of keys and values each token times its weight (calibrate.py)
 
     outputs   y* = W x_full                 what the layer puts out in the full-precision model
     stream    y* = W x_full + h_full - h    of layers that add to a stream, so that it is the full-precision one behind
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -64,7 +66,7 @@ class Target:
 
     def __init__(self, every: Moments, held_out: Moments) -> None:
         self._every, self._held_out = every, held_out
-        self._factored = factor(every[0].hessian, DAMP)
+        self._factored = factor(every[0].metric, DAMP)
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         """W [N, K] float32 -> W* [N, K] float32.
@@ -96,7 +98,7 @@ class Target:
         ]
         total = sum(lacking[1:], lacking[0])
         gain = [_sum_of_products(total, step) for step in steps]
-        pushed = [step @ held_out.hessian for step in steps]
+        pushed = [step @ held_out.metric for step in steps]
         square = [[_sum_of_products(a, b) for b in steps] for a in pushed]
         return _least_in_box(square, gain)
 
@@ -143,7 +145,7 @@ class Beside:
 
     def __init__(self, config: PreTrainedConfig, inputs: BlockInputs, *, stream: bool) -> None:
         self.config, self.stream = config, stream
-        self._inputs = BlockInputs(list(inputs.hidden), inputs.calls, inputs.tokens)
+        self._inputs = replace(inputs, hidden=list(inputs.hidden))
         self._block: nn.Module  # between `enter` and `leave`
 
     def enter(self, block: nn.Module) -> None:
@@ -174,8 +176,11 @@ class Beside:
             for shared_input, path in streams.items():
                 layer = shared_input.layers[0]
                 errors = [ahead[layer]] if path is None else [ahead[layer], ahead[path]]
-                every.add(shared_input, now[layer], errors)
-                held_out.add(shared_input, now[layer][rows], [error[rows] for error in errors])
+                weights = inputs.weights(index, shared_input)
+                every.add(shared_input, now[layer], weights, errors)
+                weights = None if weights is None else weights[rows]
+                errors = [error[rows] for error in errors]
+                held_out.add(shared_input, now[layer][rows], weights, errors)
         of_all, of_held_out = every.moments(), held_out.moments()
         stats = {shared_input: moments[0] for shared_input, moments in of_all.items()}
         return stats, {s: Target(of_all[s], of_held_out[s]) for s in shared}
@@ -203,9 +208,16 @@ class _Sums:
         self.inputs = Sums()
         self._products: dict[SharedInput, list[torch.Tensor]] = {}
 
-    def add(self, shared: SharedInput, x: torch.Tensor, errors: Sequence[torch.Tensor]) -> None:
-        """Add a batch: x [m, K]; x_full - x [m, K], and where there is a stream h_full - h [m, N]."""
-        self.inputs.add(shared, x)
+    def add(
+        self,
+        shared: SharedInput,
+        x: torch.Tensor,
+        weights: torch.Tensor | None,
+        errors: Sequence[torch.Tensor],
+    ) -> None:
+        """Add a batch: x [m, K]; v [m] or None; x_full - x [m, K], and where there is a stream h_full - h [m, N]."""
+        self.inputs.add(shared, x, weights)
+        x = x if weights is None else x * weights[:, None]
         if shared not in self._products:
             self._products[shared] = [x.new_zeros(e.shape[1], x.shape[1]) for e in errors]
         for total, error in zip(self._products[shared], errors, strict=True):

@@ -52,6 +52,11 @@ class SharedInput:
     scaled_where: Where = ()
     adds_to: tuple[tuple[str, Where], ...] = ()
 
+    @property
+    def attended(self) -> bool:
+        """Whether keys and values are made of it, which every later token reads."""
+        return self.kind == "attention" and not self.adds_to
+
 
 @dataclass(frozen=True)
 class Sizes:

@@ -304,6 +304,8 @@ class Compensating(Calibrated):
         true_sequential: true: a layer sees the layers before it in its block quantized; needs inputs=quantized.
         target: goal that a layer is fitted to: its own weights; its output in the full-precision model; or that output
             and what the residual stream still lacks. The last two need inputs=quantized and true_sequential=true.
+        first_token: weight of the first token of a calibration window in the Hessian of keys and values, that of every
+            other token being 1; more than 1 needs inputs=quantized. Later tokens attend to the first one most.
     """
 
     damp: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
@@ -311,9 +313,15 @@ class Compensating(Calibrated):
     inputs: Literal["full", "quantized"] = "quantized"
     true_sequential: bool = False
     target: Literal["weights", "outputs", "stream"] = "weights"
+    first_token: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.first_token > 1 and self.inputs == "full":
+            raise LutlabError(
+                f"first_token={self.first_token:g} weighs what the layers quantized so far are seen with: use "
+                "inputs=quantized, or first_token=1"
+            )
         if self.target == "weights":
             return
         if self.inputs == "full":
@@ -363,7 +371,7 @@ class Compensated(Compensating):
     def prepare(self, stats: CalibStats) -> Factored:
         """H, factored in the order in which columns go."""
         if not self.act_order:
-            return factor(stats.hessian, self.damp)
+            return factor(stats.metric, self.damp)
         # A stable sort leaves channels of equal diagonal in their own order on every machine.
-        falling = torch.sort(stats.hessian.diagonal(), descending=True, stable=True)
-        return factor(stats.hessian, self.damp, falling.indices)
+        falling = torch.sort(stats.metric.diagonal(), descending=True, stable=True)
+        return factor(stats.metric, self.damp, falling.indices)

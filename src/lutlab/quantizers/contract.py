@@ -93,6 +93,7 @@ class Calibrated(Method):
         hessian: `inputs`, or with inputs=quantized `gradients`: `prepare` and `quantize` are then called for the rows
             of each of `output_groups` groups of outputs, with tokens weighted by gradients (compress/gradients.py).
         output_groups: into how many groups the outputs of a layer are divided then.
+        first_token: weight of a window's first token in the Hessian of keys and values; beyond 1 with inputs=quantized.
     """
 
     inputs: str
@@ -100,6 +101,7 @@ class Calibrated(Method):
     target: str = "weights"
     hessian: str = "inputs"
     output_groups: int = 4
+    first_token: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -98,7 +98,7 @@ class Mixed(Compensating):
 
     def prepare(self, stats: CalibStats) -> Factored:
         """H, factored in the order of channels."""
-        return factor(stats.hessian, self.damp)
+        return factor(stats.metric, self.damp)
 
     def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> MixedTensor:
         """[N, K] float and the factored inputs -> MixedTensor with G = ceil(K / g) groups a row.
