@@ -59,12 +59,8 @@ def test_hidden_states_are_those_of_the_whole_model(name, attention):
 def test_statistics_are_the_means_over_all_tokens(name):
     model, windows = make(name), token_ids(SAMPLES, SEQLEN)
     _, seen = whole_model(model, windows)
-    family, inputs, read, counted = (
-        family_of(model.config),
-        capture(model, windows, 50.0),
-        set(),
-        [],
-    )
+    family, inputs = family_of(model.config), capture(model, windows, 50.0)
+    read, counted = set(), []
     weights = torch.ones(SAMPLES, SEQLEN, dtype=torch.float64)
     weights[:, 0] = 50.0  # of attention's inputs alone
     for index, block in enumerate(decoder_blocks(model)):

@@ -98,9 +98,7 @@ def test_targets_are_those_of_whole_forward_passes(name, target, first, two_wind
             counts = torch.tensor([len(window) for window in now[paths[0]]])
             held = (torch.arange(len(counts)) % HELD_OUT == 0).repeat_interleave(counts)
             ahead = [torch.cat(before[path]) - torch.cat(now[path]) for path in paths]
-            if (
-                shared is family.inputs[0]
-            ):  # of keys and values, where a first token counts as `first`
+            if shared is family.inputs[0]:  # keys and values: a first token counts as `first`
                 starts = counts.cumsum(0) - counts
                 x[starts], ahead[0][starts] = x[starts] * first**0.5, ahead[0][starts] * first**0.5
             ahead.append(None)

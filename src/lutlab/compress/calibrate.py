@@ -8,9 +8,9 @@ in front of the first block and replayed, since blocks return a bare tensor and 
 are padded, each batch has its own arguments, the attention mask among them, and no padding is a row of X.
 
 Later tokens attend to the first one far more than to any other (Xiao et al., "Efficient Streaming Language Models with
-Attention Sinks", ICLR 2024), so an error of its key or value is in every output. In a mean over tokens it is one of S:
-of SmolLM2-135M, hessian_bcq at q = 3 put 1.43 of its energy in error there (v_proj of block 3). IntactKV (Liu et al.,
-arXiv 2403.01241) keeps keys and values of such tokens in full precision; here they count more, and nothing is stored.
+Attention Sinks", ICLR 2024), so an error of its key or value is in every output, and in a mean over tokens it is one of
+S. IntactKV (Liu et al., arXiv 2403.01241) keeps keys and values of such tokens in full precision; here they count more,
+and nothing is stored.
 """
 
 from __future__ import annotations

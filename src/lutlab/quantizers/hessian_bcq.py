@@ -40,8 +40,8 @@ class HessianBCQ(GPTQBCQ):
 
     It makes up for the errors of the layers before by default (compress/target.py): of four embedded models at q=2,
     g=128 that removes twice what the refinement does. With target=weights a layer comes near to its own weight, as
-    under gptq_bcq. And it counts the first token of a window 50 times where keys and values are made of it, which of
-    10, 50 and 200 was best for SmolLM2-135M at q=3, g=64.
+    under gptq_bcq. And it counts the first token of a window 50 times where keys and values are made of it: of 10, 50
+    and 200 the best in a trial without records (docs/methods.md).
 
     Attributes:
         sweeps: passes over all groups; each fits coefficients and codes to the layer's outputs. Two passes bring most
