@@ -16,7 +16,7 @@ from lutlab.evaluators import depth, generation, latency, qigen
 from lutlab.evaluators.generation import Generation, decode
 from lutlab.evaluators.latency import Latency
 from lutlab.evaluators.qigen import QIGen
-from lutlab.kernels.codegen.isa import detect
+from lutlab.kernels.codegen.isa import detect, halved
 from lutlab.kernels.cpu.qigen import qigen_gemv
 from lutlab.models.families import decoder_blocks
 from lutlab.parallel import ranks
@@ -50,8 +50,8 @@ def test_measures_every_repeat_and_names_the_kernel(quantized, monkeypatch):
     gb_s = sum(read[part] for part in ("weights", "head", "cache")) / 1e9 * 11 / 2
     check(measured, {"tokens_per_s": 11 / 2, "ms_per_token": 2000 / 11, "bandwidth_gb_s": gb_s})
     assert (measured.n, measured.samples) == (3, (4.0, 1.0, 2.0))
-    variant = "uniform int24" if detect().name == "avx2" else "uniform convert"
-    ours = f"{variant}, {detect().name}, 1 threads"
+    on = detect(slow="avx512" if halved() else "").name
+    ours = f"uniform {'int24' if on == 'avx2' else 'convert'}, {on}, 1 threads"
     facts = {
         "engine": "transformers", "tokens": 12, "prompt_tokens": 1, "batch": 1, "threads": 1,
         "cache": "float32", "head": "float32", "kernel": [ours if quantized else "torch matmul"],

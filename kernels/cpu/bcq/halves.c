@@ -17,36 +17,63 @@ enum {
     WORD_READY = WORD_LOOKUPS * TABLE / 2 /* floats' room that a word of columns is prepared into */
 };
 
-/* One row of x times plane `plane` of one unit of 32 rows. */
-static INLINE void add_plane(const uint8_t *unit, int plane, long unit_words, const int16_t *table, float scale, float *y,
-                             long ahead)
+{% for planes in together %}
+/* One row of x times {{ planes }} plane{{ "s" if planes > 1 }} of one unit of 32 rows, from `plane` on. */
+static INLINE void add_planes_{{ planes }}(const uint8_t *unit, int plane, long unit_words, const int16_t *table, float scale, float *y,
+                                long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
-    rows_i {% for s in range(sums) %}low{{ s }} = no_rows(), high{{ s }} = low{{ s }}{{ ";" if loop.last else ", " }}{% endfor %}
+{% for p in range(planes) %}
+    rows_i {% for s in range(sums) %}low{{ p }}_{{ s }} = no_rows(), high{{ p }}_{{ s }} = no_rows(){{ ";" if loop.last else ", " }}{% endfor %}
 
-    for (long word = 0; word < unit_words; word++, words += WORD_BYTES, table += WORD_LOOKUPS * TABLE) {
-        rows_h sum;
-{% for half in range(2) %}
-        rows_h w{{ half }} = load_halves(words + {{ 64 * half }});
-        KEEP(w{{ half }});
-        prefetch(words + ahead + {{ 64 * half }});
-{% for i in range(4) %}
-{% set found = "look_up_halves(table + %d * TABLE, w%d, %d)" % (4 * half + i, half, 4 * i) %}
-        sum = {{ found if i == 0 else "add_halves(sum, " ~ found ~ ")" }};
 {% endfor %}
-        low{{ half % sums }} = add_every_other(low{{ half % sums }}, sum, 0);
-        high{{ half % sums }} = add_every_other(high{{ half % sums }}, sum, 1);
-        KEEP(low{{ half % sums }});
-        KEEP(high{{ half % sums }});
+    for (long word = 0; word < unit_words; word++, words += WORD_BYTES, table += WORD_LOOKUPS * TABLE) {
+        rows_h {% for p in range(planes) %}w{{ p }}, sum{{ p }}{{ ";" if loop.last else ", " }}{% endfor %}
+
+{% for half in range(2) %}
+{% for p in range(planes) %}
+        w{{ p }} = load_halves(words + {{ 128 * p + 64 * half }});
+        KEEP(w{{ p }});
+        prefetch(words + ahead + {{ 128 * p + 64 * half }});
+{% endfor %}
+{% for i in range(4) %}
+        {
+            const rows_h entries = load_halves(table + {{ 4 * half + i }} * TABLE);
+{% for p in range(planes) %}
+{% set entry = "look_up_halves(entries, w%d, %d)" % (p, 4 * i) %}
+            sum{{ p }} = {{ entry if i == 0 else "add_halves(sum%d, %s)" % (p, entry) }};
+{% endfor %}
+        }
+{% endfor %}
+{% for p in range(planes) %}
+{% for v, name in ((0, "low"), (1, "high")) %}
+        {{ name }}{{ p }}_{{ half % sums }} = add_every_other({{ name }}{{ p }}_{{ half % sums }}, sum{{ p }}, {{ v }});
+        KEEP({{ name }}{{ p }}_{{ half % sums }});
+{% endfor %}
+{% endfor %}
 {% endfor %}
     }
-{% for v, name in ((0, "low"), (1, "high")) %}
-    add_sum(unit, plane, {{ v }}, scale, {% if sums == 2 %}add(to_floats({{ name }}0), to_floats({{ name }}1)){% else %}to_floats({{ name }}0){% endif %}, y);
-{% endfor %}
+{% for p in range(planes) %}{% for v, name in ((0, "low"), (1, "high")) %}
+    add_sum(unit, plane + {{ p }}, {{ v }}, scale, {% if sums == 2 %}add(to_floats({{ name }}{{ p }}_0), to_floats({{ name }}{{ p }}_1)){% else %}to_floats({{ name }}{{ p }}_0){% endif %}, y);
+{% endfor %}{% endfor %}
 }
 
-{% set pairs = 0 %}
-{% include "bcq/unit.h" %}
+{% endfor %}
+/* One row of x times one unit, offsets included. */
+static INLINE void unit_1(const uint8_t *unit, long unit_words, const float *t, long t_stride, const float *sums,
+                          long sums_stride, float *y, long y_stride, long ahead)
+{
+    (void)t_stride, (void)sums_stride, (void)y_stride;
+    for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
+    int plane = 0;
+{% for planes in together %}
+    for (; plane + {{ planes }} <= Q; plane += {{ planes }})
+        add_planes_{{ planes }}(unit, plane, unit_words, (const int16_t *)t, sums[0], y, ahead);
+{% endfor %}
+{% if offset %}
+    add_offset(unit, 0, sums[1], y);
+{% endif %}
+}
 
 /* Tables, their scale, and sums of activations of `units` units of one row of x. A unit that holds inf or nan gets the
    scale nan; one of nothing but tiny numbers is rounded to multiples of 2^-100 / MOST (arrange() has lifted tiny rows). */

@@ -31,7 +31,7 @@ static __attribute__((noinline)) void prepare(int q, const float *x, long units,
         const float all = sum_of(x, G);
         sums->unit = finite ? (q == 4 ? unit : unit / 2) : NAN;
         sums->center = q < 4 ? all * (most_code / 2) : has_scales(q) ? 0 : -8 * all;
-        sums->part = all / 16;
+        sums->part = -all / 16;
         for (long j = 0; j < G; j += q == 4 ? 8 : 4, x += q == 4 ? 8 : 4) {
             if (q == 4) build_activation_digits(to, x, inverse);
             else build_digit_tables(to, x, inverse);
@@ -102,11 +102,8 @@ static INLINE void sum_codes(const uint8_t *words, const uint8_t *digits, float 
         _mm256_storeu_ps(to + v * 8, _mm256_cvtepi32_ps(all));
     }
 }
-static INLINE void sum_unit(int q, const uint8_t *words, const float *ready, float *to, long ahead)
-{
-    if (q == 4) sum_codes(words, (const uint8_t *)ready, to, ahead);
-    else sum_planes(q, words, (const uint8_t *)ready, to, ahead);
-}
+/* 16 bits of each of rows 16 v ..., widened. */
+static INLINE rows_w halves_of(const uint8_t *p, int v) { return widened_halves(p + v * 32); }
 
 /* Words of metadata of 8 rows and, in higher fields, of the next ones. */
 static INLINE __m256i load_meta(int q, const uint8_t *meta)
@@ -150,12 +147,24 @@ static INLINE void scale_units(int q, const uint8_t *meta, const uint8_t *steps,
             const __m256i code = _mm256_and_si256(fields, _mm256_set1_epi32(15));
             const __m256i point = _mm256_and_si256(fields, _mm256_set1_epi32(q == 2 ? 3 << 4 : 15 << 4));
             __m256 sum = _mm256_fmadd_ps(_mm256_loadu_ps(found + 8 * v), unit, center);
-            sum = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(point), _mm256_broadcast_ss(&sums->part), sum);
+            sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(point), _mm256_broadcast_ss(&sums->part), sum);
             const __m256 step = _mm256_broadcast_ss(factor + v / 2), more = _mm256_broadcast_ss(factor + 2 + v / 2);
             all[v] = _mm256_fmadd_ps(_mm256_fmadd_ps(_mm256_cvtepi32_ps(code), step, more), sum, all[v]);
         }
     }
     for (int v = 0; v < 4; v++) _mm256_storeu_ps(y + 8 * v, _mm256_add_ps(_mm256_loadu_ps(y + 8 * v), all[v]));
+}
+
+/* y += 32 rows of `units` units times x: sums of all units, then their scales, so that neither waits for the other. */
+static INLINE void add_units(int q, const uint8_t *words, const uint8_t *meta, const uint8_t *steps, long units,
+                             const float *ready, const sums_of_unit *sums, float *y, long ahead)
+{
+    float found[units * ROWS];
+    for (long u = 0; u < units; u++, words += words_bytes(q), ready += ready_floats(q)) {
+        if (q == 4) sum_codes(words, (const uint8_t *)ready, found + u * ROWS, ahead);
+        else sum_planes(q, words, (const uint8_t *)ready, found + u * ROWS, ahead);
+    }
+    scale_units(q, meta, steps, units, found, sums, y, ahead);
 }
 
 /* sum of values (float16) times x; behind the values is room for a vector of numbers. */

@@ -3,14 +3,13 @@ static INLINE long stored_columns(const geometry *k) { return (k->units[2] + k->
 
 {% include "rows/parts.h" %}
 
-/* y += blocks `first` .. `last`-1 of the groups of q bits times m rows of x, from the first of these columns on: sums of all
-   units of a panel, then their scales, so that neither waits for the other. */
+/* y += blocks `first` .. `last`-1 of the groups of q bits times m rows of x, from the first of these columns on. */
 static INLINE void add_section(int q, const float *x, long x_stride, long m, const uint8_t *stream, long all_units,
                                long panel_units, long blocks, long first, long last, float *y, long y_stride, long ahead)
 {
     const long most = all_units < panel_units ? all_units : panel_units, stride = most * ready_floats(q);
-    float space[m * stride + most * ROWS + 16];
-    float *found = (float *)(((uintptr_t)space + 63) & ~(uintptr_t)63), *ready = found + most * ROWS;
+    float space[m * stride + 16];
+    float *ready = (float *)(((uintptr_t)space + 63) & ~(uintptr_t)63);
     sums_of_unit sums[m * most];
     for (long panel = 0; panel < all_units; panel += panel_units) {
         const long units = all_units - panel < panel_units ? all_units - panel : panel_units;
@@ -18,11 +17,8 @@ static INLINE void add_section(int q, const float *x, long x_stride, long m, con
         for (long block = first; block < last; block++) {
             const uint8_t *words = stream + (blocks * panel + block * units) * unit_bytes(q);
             const uint8_t *meta = words + units * words_bytes(q), *steps = meta + units * meta_bytes(q);
-            for (long i = 0; i < m; i++) {
-                for (long u = 0; u < units; u++)
-                    sum_unit(q, words + u * words_bytes(q), ready + i * stride + u * ready_floats(q), found + u * ROWS, ahead);
-                scale_units(q, meta, steps, units, found, sums + i * most, y + i * y_stride + block * ROWS, ahead);
-            }
+            for (long i = 0; i < m; i++)
+                add_units(q, words, meta, steps, units, ready + i * stride, sums + i * most, y + i * y_stride + block * ROWS, ahead);
         }
     }
 }

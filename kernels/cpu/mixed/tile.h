@@ -24,13 +24,13 @@ static __attribute__((noinline)) void dequantize_units(int q, const uint8_t *at,
 {% endfor %}
                     continue;
                 }
-                const rows_w w = load_halves(here + v * 32);
+                const rows_w w = halves_of(here, v);
 {% for j in range(8) %}
                 store_f32(to + {{ 16 * j }}, fma_rows(masked(w, 0x{{ "%x" % (256 * 2 ** j) }}), mul(s, broadcast(0x1p-{{ j + 7 }}f)),
                                            fma_rows(masked(w, 0x{{ "%x" % (2 ** j) }}), mul(s, broadcast(0x1p-{{ j }}f)), offset)));
 {% endfor %}
                 if (q == 2) continue;
-                const rows_w third = load_halves(here + 64);
+                const rows_w third = widened_halves(here + 64);
                 for (int j = 0; j < 8; j++) {
                     const rows_f weight = mul(s, broadcast((v ? 0x1p-6f : 4) / (float)(1 << j)));
                     store_f32(to + 16 * j, fma_rows(masked(third, (v ? 256 : 1) << j), weight, load_f32(to + 16 * j)));

@@ -5,7 +5,7 @@ enum {
     BY_ROW = {{ row_scale | int }}                   /* groups of 4 bits share a scale and a zero point a row */
 };
 typedef struct {
-    float unit, center, part; /* the product of a unit's codes with x is unit * (its sum) + center - 16 zero_point part */
+    float unit, center, part; /* the product of a unit's codes with x is unit * (its sum) + center + 16 zero_point part */
 } sums_of_unit;
 
 /* Where the columns of a weight lie, in the order in which they are stored: groups of 4 bits, of 3, of 2. */

@@ -13,7 +13,7 @@ static INLINE digits_h no_digits(void)
     return (digits_h){ {none, none, none} };
 }
 /* 16 bits of each of 16 rows, widened. */
-static INLINE rows_w load_halves(const void *p)
+static INLINE rows_w widened_halves(const void *p)
 {
     const __m256i halves = _mm256_loadu_si256(p), none = _mm256_setzero_si256();
     return BOTH(rows_w, _mm256_unpacklo_epi16(halves, none), _mm256_unpackhi_epi16(halves, none));

@@ -18,6 +18,23 @@ static INLINE rows_f load_i16(const void *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(p)));
 }
+/* 16 bits of each row, widened. */
+static INLINE rows_w widened_halves(const void *p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(p)); }
+/* Words of `size` bytes, 3 or 4, of rows 0-7, and again as rows 8-15; behind those of 3 bytes are 4 more. */
+static INLINE rows_w load_fields(const uint8_t *p, int size)
+{
+    if (size == 4) return _mm512_broadcast_i64x4(_mm256_loadu_si256((const void *)p));
+    const __m128i wide = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+    const __m256i all = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const void *)p)),
+                                                _mm_loadu_si128((const void *)(p + 12)), 1);
+    return _mm512_broadcast_i64x4(_mm256_shuffle_epi8(all, _mm256_broadcastsi128_si256(wide)));
+}
+/* Rows 0-7 shifted by `low`, rows 8-15 by `high`. */
+static INLINE rows_w shifted_right(rows_w w, int low, int high)
+{
+    return _mm512_srlv_epi32(w, _mm512_inserti64x4(_mm512_set1_epi32(low), _mm256_set1_epi32(high), 1));
+}
+static INLINE void four_f16(const void *p, float *to) { _mm_storeu_ps(to, _mm_cvtph_ps(_mm_loadl_epi64(p))); }
 static INLINE void store_f32(float *p, rows_f a) { _mm512_storeu_ps(p, a); }
 static INLINE rows_f broadcast(float a) { return _mm512_set1_ps(a); }
 static INLINE rows_f add(rows_f a, rows_f b) { return _mm512_add_ps(a, b); }

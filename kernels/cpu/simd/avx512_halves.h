@@ -5,9 +5,9 @@ typedef rows_w rows_i;  /* an integer of 32 bits of each of 16 rows */
 
 static INLINE rows_h load_halves(const void *p) { return _mm512_loadu_si512(p); }
 /* Entry (bits shift .. shift+3 of its 16) for each row. */
-static INLINE rows_h look_up_halves(const int16_t *table, rows_h w, int shift)
+static INLINE rows_h look_up_halves(rows_h table, rows_h w, int shift)
 {
-    return _mm512_permutexvar_epi16(shift ? _mm512_srli_epi16(w, shift) : w, _mm512_load_si512(table));
+    return _mm512_permutexvar_epi16(shift ? _mm512_srli_epi16(w, shift) : w, table);
 }
 static INLINE rows_h add_halves(rows_h a, rows_h b) { return _mm512_add_epi16(a, b); } /* modulo 2^16 */
 static INLINE rows_i no_rows(void) { return _mm512_setzero_si512(); }

@@ -16,6 +16,30 @@ static INLINE rows_w load_words(const void *p)
     memcpy(&w, p, sizeof w);
     return w;
 }
+/* 16 bits of each row, widened. */
+static INLINE rows_w widened_halves(const void *p)
+{
+    typedef uint16_t sixteen __attribute__((vector_size(32)));
+    sixteen h;
+    memcpy(&h, p, sizeof h);
+    return __builtin_convertvector(h, rows_w);
+}
+/* Words of `size` bytes, 3 or 4, of rows 0-7, and again as rows 8-15; behind those of 3 bytes are 4 more. */
+static INLINE rows_w load_fields(const uint8_t *p, int size)
+{
+    rows_w w;
+    for (int r = 0; r < 8; r++) {
+        const uint8_t *of = p + r * size;
+        w[r] = w[8 + r] = of[0] | of[1] << 8 | of[2] << 16 | (uint32_t)(size == 3 ? 0 : of[3]) << 24;
+    }
+    return w;
+}
+/* Rows 0-7 shifted by `low`, rows 8-15 by `high`. */
+static INLINE rows_w shifted_right(rows_w w, int low, int high)
+{
+    for (int r = 0; r < 16; r++) w[r] >>= r < 8 ? low : high;
+    return w;
+}
 static INLINE rows_f load_f32(const void *p)
 {
     rows_f a;
@@ -33,6 +57,15 @@ static INLINE rows_f load_f16(const void *p)
     rows_w w = __builtin_convertvector(h, rows_w);
     rows_f magnitude = (rows_f)((w & 0x7fff) << 13) * 0x1p112f;
     return (rows_f)((rows_w)magnitude | (w & 0x8000) << 16);
+}
+static INLINE void four_f16(const void *p, float *to)
+{
+    uint16_t halves[16] = {0};
+    float all[16];
+    memcpy(halves, p, 8);
+    const rows_f floats = load_f16(halves);
+    memcpy(all, &floats, sizeof all);
+    memcpy(to, all, 4 * sizeof *to);
 }
 static INLINE rows_f load_i16(const void *p)
 {

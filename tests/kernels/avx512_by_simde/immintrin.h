@@ -42,10 +42,13 @@ BY_HALVES(by_halves_cvtph_ps, __m512, __m256i, two_floats, two_quarters, _mm256_
 BY_HALVES(by_halves_cvtps_ph, __m256i, __m512, two_quarters, two_floats, _mm256_cvtps_ph(of.lo, 0), _mm256_cvtps_ph(of.hi, 0))
 BY_HALVES(by_halves_cvtepi16_epi32, __m512i, __m256i, two_halves, two_quarters, _mm256_cvtepi16_epi32(of.lo),
           _mm256_cvtepi16_epi32(of.hi))
+BY_HALVES(by_halves_cvtepu16_epi32, __m512i, __m256i, two_halves, two_quarters, _mm256_cvtepu16_epi32(of.lo),
+          _mm256_cvtepu16_epi32(of.hi))
 BY_HALVES(by_halves_cvtepi32_epi16, __m256i, __m512i, two_quarters, two_halves, lowest_16(of.lo), lowest_16(of.hi))
 #define _mm512_cvtepi32_ps by_halves_cvtepi32_ps
 #define _mm512_cvtps_epi32 by_halves_cvtps_epi32
 #define _mm512_cvtph_ps by_halves_cvtph_ps
 #define _mm512_cvtps_ph(a, nearest) by_halves_cvtps_ph(a) /* the one rounding that is asked for */
 #define _mm512_cvtepi16_epi32 by_halves_cvtepi16_epi32
+#define _mm512_cvtepu16_epi32 by_halves_cvtepu16_epi32
 #define _mm512_cvtepi32_epi16 by_halves_cvtepi32_epi16

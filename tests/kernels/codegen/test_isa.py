@@ -4,6 +4,7 @@ import platform
 
 import pytest
 from tests.kernels.checks import refused
+from tests.kernels.weights import packed
 
 from lutlab.kernels.codegen import compiler, isa
 
@@ -45,6 +46,26 @@ def test_extras_only_where_the_cpu_has_them(cpu):
     assert "-mavx512vnni" in flags
     assert not {"-mavx512bf16", "-mavx512vbmi"} & set(flags)
     assert set(isa.buildable()[0].flags) > set(flags)
+
+
+@pytest.mark.parametrize(("vendor", "family", "halved"), [
+    ("AuthenticAMD", 25, True), ("AuthenticAMD", 26, False), ("GenuineIntel", 25, False),
+])  # fmt: skip
+def test_avx2s_integers_take_the_place_of_an_avx512_in_two_turns(
+    vendor, family, halved, cpu, monkeypatch
+):
+    cpu("x86_64", AVX512)
+    about = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 25\n"
+    monkeypatch.setattr(isa, "described", lambda _: about)
+    isa.halved.cache_clear()
+    try:
+        codes = packed(8, 64, "codes", 4, 32)
+        assert codes.instructions().name == ("avx2" if halved else "avx512")
+        assert packed(8, 64, "codes", 8, 32).instructions().name == "avx512"
+        monkeypatch.setenv("LUTLAB_ISA", "avx512")
+        assert codes.instructions().name == "avx512"
+    finally:
+        isa.halved.cache_clear()
 
 
 def test_another_by_name(cpu, monkeypatch):

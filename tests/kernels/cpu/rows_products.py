@@ -37,19 +37,18 @@ MIXED = {
     "mixed, ladder": {"widths": (2, 3, 4), "g": 8, "by_row": False},
     "mixed, long": {"widths": (4, 3, 2), "g": 128},
 }
-MIXED_ISA = mixed_gemv.PackedMixedRows.instructions()
 # Kinds and the instruction sets that run them.
 RUN = [(kind, name) for kind in KINDS for name in ISAS if "in bytes" not in kind or name == "avx2"]
-RUN += [*((kind, MIXED_ISA.name) for kind in MIXED), ("mixed, ladder", "portable")]
+RUN += [*((kind, BEST.name) for kind in MIXED), ("mixed, ladder", "portable")]
 RUN = list(dict.fromkeys(RUN))
 
 
-def mixed_rows(tensor, on=MIXED_ISA):
+def mixed_rows(tensor, on=BEST):
     stored = PackedMixed.pack(tensor)
     return mixed_gemv.empty(stored, on).filled(stored)
 
 
-def drawn(kind, rows, columns, g, on=MIXED_ISA, **options):
+def drawn(kind, rows, columns, g, on=BEST, **options):
     """A weight; one of mixed groups is for an instruction set, and has groups of its own size, and outliers."""
     if kind in MIXED:
         return mixed_rows(mixed_tensor(rows, columns, **MIXED[kind], outliers=200), on)
@@ -57,10 +56,7 @@ def drawn(kind, rows, columns, g, on=MIXED_ISA, **options):
 
 
 def kernel(weight, on=None) -> Kernel:
-    if isinstance(weight, mixed_gemv.PackedMixedRows):
-        best = MIXED_ISA
-    else:
-        best = ISAS["avx2"] if getattr(weight, "lane_bytes", 4) == 1 else BEST
+    best = ISAS["avx2"] if getattr(weight, "lane_bytes", 4) == 1 else BEST
     return rows_gemv.kernel(weight, on or best)
 
 

@@ -11,19 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kernels.checks import inputs, refused, relative_error
 from tests.kernels.codegen import sanitized
-from tests.kernels.cpu.rows_products import EXACT, ISAS, MIXED, MIXED_ISA, kernel, mixed_rows
+from tests.kernels.cpu.rows_products import BEST, EXACT, ISAS, MIXED, kernel, mixed_rows
 from tests.mixed_weights import mixed_tensor
 
 from lutlab.base.tensors import DenseTensor
 from lutlab.formats import pack
 from lutlab.formats.mixed import PackedMixed
-from lutlab.kernels.codegen import isa
-from lutlab.kernels.cpu.mixed_gemv import PackedMixedRows
 from lutlab.kernels.cpu.rows import rows_gemv
 from lutlab.kernels.dispatch import Dequantized, prepare
 
 
-def assert_near(tensor, m, on=MIXED_ISA):
+def assert_near(tensor, m, on=BEST):
     weight, x = mixed_rows(tensor, on), inputs(m, tensor.codes.shape[1])
     dense = weight.dequantize().double()
     error = (kernel(weight, on).gemv(x, weight).double() - x.double() @ dense.t()).norm()
@@ -83,14 +81,6 @@ def test_groups_without_a_kernel_are_dequantized_and_the_name_says_why():
     assert relative_error(chosen(x), x, stored.dequantize()) < EXACT
 
 
-def test_a_cpu_with_avx512_runs_avx2s(monkeypatch):
-    both = (isa.Isa("avx512", ("-mavx512f",)), isa.Isa("avx2", ()), isa.Isa("portable", ()))
-    monkeypatch.setattr(isa, "runnable", lambda: both)
-    for wanted, best in (("", "avx2"), ("avx512", "avx2"), ("portable", "portable")):
-        monkeypatch.setenv("LUTLAB_ISA", wanted)
-        assert PackedMixedRows.instructions().name == best
-
-
 ALL = """
 void all(const float *x, const uint8_t *stream, const struct sections *k, const int32_t *channels, float *y,
          float *scratch, float *dense)
@@ -103,7 +93,7 @@ void all(const float *x, const uint8_t *stream, const struct sections *k, const 
 """
 
 
-@pytest.mark.parametrize("name", dict.fromkeys((MIXED_ISA.name, "portable")))
+@pytest.mark.parametrize("name", dict.fromkeys((BEST.name, "portable")))
 def test_sanitizers_find_nothing(name, tmp_path):
     tensor = mixed_tensor(37, 333, **MIXED["mixed, ladder"], outliers=50)
     weight, x = mixed_rows(tensor, ISAS[name]), inputs(23, 333)

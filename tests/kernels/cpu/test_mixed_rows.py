@@ -40,7 +40,7 @@ def test_aligned_codes_and_wider_bands_come_back():
 
 
 def test_bits_are_where_the_drawing_says():
-    """One field of row 27 (16 + 8 + 3: place 7 of its half where rows are interleaved) is set at a time."""
+    """One field of row 27 (16 + 8 + 3: place 7 of its half as AVX2 widens pairs of them) is set at a time."""
     base = mixed_tensor(32, 48, widths=(2, 3, 4), by_row=False)
     zeros = {n: torch.zeros_like(v) for n, v in vars(base).items() if isinstance(v, torch.Tensor)}
     blank = replace(base, **zeros | {"widths": base.widths})
@@ -53,9 +53,9 @@ def test_bits_are_where_the_drawing_says():
 
     four, three = 256 + 32 + 8, 192 + 32 + 8  # bytes of the groups stored first
     assert bytes_of("codes", (27, 47), 5) == {128 + 27 * 4 + 3: 5 << 4}
-    half = four + 32 + 11 * 2
-    assert bytes_of("codes", (27, 17), 7) == dict.fromkeys((half, half + 1, half + 33), 1 << 1)
-    assert bytes_of("codes", (27, 9), 2) == {four + three + 64 + 32 + 11 * 2 + 1: 1 << 1}
+    half = four + (11 * 2 + 1) * 2  # rows 11 and 27 are neighbours
+    assert bytes_of("codes", (27, 17), 7) == dict.fromkeys((half, half + 1, four + 64 + 23), 1 << 1)
+    assert bytes_of("codes", (27, 9), 2) == {four + three + 64 + (11 * 2 + 1) * 2 + 1: 1 << 1}
     assert bytes_of("codes", (27, 9), 2, True) == {four + three + 64 + 32 + 7 * 2 + 1: 1 << 1}
     # row 27 is the highest field of word 3
     assert bytes_of("scale_code", (27, 2), 9) == {256 + 3 * 4 + 3: 9}

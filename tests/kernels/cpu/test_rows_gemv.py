@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.kernels.checks import inputs, refused, relative_error
-from tests.kernels.cpu.rows_products import EXACT, ISAS, KINDS, MIXED, MIXED_ISA, RUN, drawn, kernel
+from tests.kernels.cpu.rows_products import BEST, EXACT, ISAS, KINDS, MIXED, RUN, drawn, kernel
 from tests.kernels.weights import packed
 
 from lutlab.kernels.cpu.mixed_gemv import TILE_FROM
@@ -19,7 +19,7 @@ def test_rows_of_x_do_not_see_each_other_and_threads_change_nothing(kind):
     for m in (*range(1, 15), 19, 20, 35, 70):
         y = k.gemv(x[:m], weight, threads=1)
         # From so many rows on it makes floats of the weights.
-        assert kind not in MIXED or m >= TILE_FROM[MIXED_ISA.name] or torch.equal(y, alone[:m])
+        assert kind not in MIXED or m >= TILE_FROM[BEST.name] or torch.equal(y, alone[:m])
         assert relative_error(y, x[:m], dense) <= EXACT
         assert relative_error(alone[:m], x[:m], dense) <= EXACT
         for threads in (2, 5):

@@ -16,6 +16,7 @@ import functools
 import itertools
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,18 +99,27 @@ def runnable() -> tuple[Isa, ...]:
     )
 
 
-def detect(*, without: str = "") -> Isa:
+@functools.cache
+def halved() -> bool:
+    """Whether operations of 512 bits take two turns of 256: on AMD's family 25, the Zen 4 of those with AVX-512."""
+    about = described(Path("/proc/cpuinfo"))
+    return "AuthenticAMD" in about and bool(re.search(r"^cpu family\s*: 25$", about, re.MULTILINE))
+
+
+def detect(*, without: str = "", slow: str = "") -> Isa:
     """The best that this CPU runs, or the one that LUTLAB_ISA names.
 
     Args:
         without: name of an instruction set that a kernel is not written in; the next best one takes its place.
+        slow: name of one whose kernel is slower than that of the next best, which is taken unless LUTLAB_ISA is set.
 
     Raises:
         LutlabError: LUTLAB_ISA names none, or one that this CPU cannot run.
     """
     able = runnable()
     can = [isa.name for isa in able]
-    name = os.environ.get("LUTLAB_ISA") or can[0]
+    asked = os.environ.get("LUTLAB_ISA")
+    name = asked or can[0]
     known = [isa.name for isa in ISAS]
     if name not in known:
         raise LutlabError(f"LUTLAB_ISA={name}: no such instruction set; {nearest(name, known)}")
@@ -118,4 +128,5 @@ def detect(*, without: str = "") -> Isa:
             f"LUTLAB_ISA={name}: this CPU cannot run it; it runs {', '.join(can)}. "
             "Name one of these, or unset LUTLAB_ISA to have the best"
         )
-    return next(isa for isa in able[can.index(name) :] if isa.name != without)
+    passed = {without, "" if asked else slow}
+    return next(isa for isa in able[can.index(name) :] if isa.name not in passed)

@@ -371,7 +371,8 @@ def source(
         }
     elif table_bits == 16:
         template, lane, tile_from = "bcq/halves.c", 2, INTEGER_TILE_FROM
-        of_tables["sums"] = 2 if q == 1 else 1
+        together = [loop.vectors // 2 for loop in loops(isa, q) if loop.m == 1]
+        of_tables |= {"together": together, "sums": 2 if q < 3 else 1}
     elif uniform and table_bits == 24:
         template, lane, tile_from = "bcq/digits.c", 1, {isa.name: PAIRS_TILE_FROM[min(q, 3)]}
         of_tables |= {"digit_bits": 8, "pairs": q // 2 * 2}

@@ -13,7 +13,7 @@ The layout: blocks of 32 rows, a section for each width, one stream of bytes.
 
     words of 8 columns      32 rows at a time, first all rows of columns 0-7 of a group, then of columns 8-15, ...
         4 bits   32 words, one a row; column j is in bits 4 j .. 4 j + 3
-        2 bits   32 halves, one a row: bit j is plane 0 of column j, bit 8 + j plane 1
+        2 bits   32 halves, one a row, rows r and 16 + r side by side: bit j is plane 0 of column j, bit 8 + j plane 1
         3 bits   the same, then 16 halves: bit j is plane 2 of column j of row r, bit 8 + j of row 16 + r
     metadata of a group     8 words (3 bytes each at 2 bits, else 4), of rows r, 8 + r, 16 + r, 24 + r for r = 0..7; the
                             field of a row, 6 bits (8), is its scale code and, from bit 4 on, its zero point
@@ -21,8 +21,8 @@ The layout: blocks of 32 rows, a section for each width, one stream of bytes.
     scales of rows          for each block, where groups of 4 bits have them and no metadata: 32 float16, 32 zero points
     outliers                [rows + 2] int32, where a row begins; uint16, stored columns; float16, values
 
-16 rows of halves are in order, or as pairs of them are widened (kernels/cpu/simd/avx2_digits.h): row 8 i + 4 j + l is
-at place 8 j + 4 i + l. Groups of one width keep their order. Padding of K multiplies activations of 0.
+With AVX2 16 rows of halves lie together, as pairs of them are widened (kernels/cpu/simd/avx2_digits.h): of these, row
+8 i + 4 j + l is at place 8 j + 4 i + l. Groups of one width keep their order. Padding of K multiplies activations of 0.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu import VERSIONS
 from lutlab.kernels.cpu.rows.linear import RowsOp
 from lutlab.kernels.cpu.rows.row_blocks import ROWS, blocks_of, check_finite, lanes
-from lutlab.kernels.cpu.rows.rows_gemv import EXACT, RowsWeight
+from lutlab.kernels.cpu.rows.rows_gemv import EXACT, PREFETCH_BYTES, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import tiles
 
 INTEGERS, FLOATS = "mixed int24", "mixed"
 # Rows of x from which on weights become floats in L1 once for all of them.
-TILE_FROM = {"avx2": 20, "portable": 2}
+TILE_FROM = {"avx512": 14, "avx2": 20, "portable": 2}
 LONGEST_GROUP = 128
 BAND = 16  # rows that share steps, or parts of those that do
 ROW_BYTES = 3 * ROWS  # of a block's scales of rows
@@ -92,6 +92,7 @@ class PackedMixedRows(RowsWeight[PackedMixed]):
     outliers: int | None
     aligned: bool
     interleaved: bool
+    prefetch_bytes: ClassVar[dict[str, int]] = PREFETCH_BYTES | {"avx512": 16384}
 
     # ---- places ----
 
@@ -187,11 +188,6 @@ class PackedMixedRows(RowsWeight[PackedMixed]):
         stored = stored.repeat_interleave(torch.tensor([self.units(w) for w in ORDER]))
         return torch.empty_like(stored).index_copy_(0, self.group_order.long(), stored)
 
-    @staticmethod
-    def instructions() -> Isa:
-        """AVX2 where it runs, also under AVX-512: its integers are faster than plain C in 512 bits; else plain C."""
-        return detect(without="avx512")
-
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """The kernel for groups of the widths that there are; there is no other for other tables."""
         widths = tuple(sorted(self.sections))
@@ -285,7 +281,7 @@ def empty(packed: PackedMixed, isa: Isa | None = None) -> PackedMixedRows:
         row_scale=packed.row_scale is not None,
         outliers=None if packed.outlier_value is None else len(packed.outlier_value),
         aligned=packed.aligned,
-        interleaved=interleaved(isa or PackedMixedRows.instructions()),
+        interleaved=interleaved(isa or detect()),
     )
 
 
@@ -296,14 +292,14 @@ def interleaved(isa: Isa) -> bool:
 
 @templates.cached
 def source(isa: Isa, *, widths: tuple[int, ...], group_size: int, row_scale: bool) -> str:
-    """C source of the product, in AVX2's instructions or none in particular.
+    """C source of the product, in AVX-512's or AVX2's instructions, or none in particular.
 
     widths: bits that groups have, ascending; group_size: a multiple of 8; row_scale: whether groups of 4 bits share a
     scale a row.
     """
     return templates.render(
         "mixed/gemv.c",
-        simd="avx2" if isa.name == "avx2" else "portable",
+        simd=isa.name if isa.name in ("avx2", "avx512") else "portable",
         widths=widths,
         g=group_size,
         row_scale=row_scale,
@@ -440,12 +436,15 @@ def _pack_planes(codes: torch.Tensor, width: int, interleaved: bool) -> torch.Te
     planes = [((eight >> b & _LOWEST) * _GATHER >> 56).to(torch.uint8) for b in range(width)]
     # [N, octets] -> [blocks, octets, half, place]
     planes = [_placed(lanes(p, len(codes)).transpose(1, 2), interleaved) for p in planes]
-    words = torch.stack(planes[:2], dim=4).flatten(2)
+    pairs = torch.stack(planes[:2], dim=4)
+    words = (pairs if interleaved else pairs.transpose(2, 3)).flatten(2)
     return words if width == 2 else torch.cat((words, planes[2].transpose(2, 3).flatten(2)), dim=2)
 
 
 def _unpack_planes(words: torch.Tensor, width: int, interleaved: bool) -> torch.Tensor:
-    planes = list(words[..., : 2 * ROWS].unflatten(2, (2, ROWS // 2, 2)).unbind(4))
+    sizes = (2, ROWS // 2, 2) if interleaved else (ROWS // 2, 2, 2)
+    pairs = words[..., : 2 * ROWS].unflatten(2, sizes)
+    planes = list((pairs if interleaved else pairs.transpose(2, 3)).unbind(4))
     if width == 3:
         planes.append(words[..., 2 * ROWS :].unflatten(2, (ROWS // 2, 2)).transpose(2, 3))
     codes = torch.zeros((), dtype=torch.uint8)

@@ -35,7 +35,7 @@ from lutlab.base.registry import register
 from lutlab.formats.bcq import shifts
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import templates
-from lutlab.kernels.codegen.isa import Isa
+from lutlab.kernels.codegen.isa import Isa, detect, halved
 from lutlab.kernels.cpu import VERSIONS
 from lutlab.kernels.cpu.rows import row_blocks
 from lutlab.kernels.cpu.rows.linear import RowsOp
@@ -95,6 +95,10 @@ class PackedUniformRows(RowsWeight[PackedUniform]):
         """Bytes of the parts of a unit: scales, zero points or offsets, words."""
         sizes = (self.scale_dtype.itemsize, self.offset_dtype.itemsize)
         return [*(ROWS * size for size in sizes), self.geometry.unit_words * ROWS * 4]
+
+    def instructions(self) -> Isa:
+        """AVX2 for fields of 4 bits where AVX-512 takes two turns: its integers are 1.2 times as fast as conversion."""
+        return detect(slow="avx512" if self.field_bits == 4 and halved() else "")
 
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """The kernel of fields; there is no other for other tables."""

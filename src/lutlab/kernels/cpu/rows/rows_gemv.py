@@ -12,7 +12,7 @@ import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
 
@@ -54,7 +54,8 @@ class Part(ctypes.Structure):
 class RowsWeight(ABC, Generic[Packed]):
     """A weight [N, K] in blocks of rows; without a stream it only says what there is to build.
 
-    bits: planes, or of a code; order: of columns, as the stored form has it; stream: [bytes] uint8.
+    bits: planes, or of a code; order: of columns, as the stored form has it; stream: [bytes] uint8; prefetch_bytes: how
+    far ahead of its use the stream is fetched, by instruction set ("": all others).
     """
 
     shape: tuple[int, int]
@@ -62,6 +63,7 @@ class RowsWeight(ABC, Generic[Packed]):
     group_size: int
     panel_columns: int = PANEL_COLUMNS
     order: torch.Tensor | None = None
+    prefetch_bytes: ClassVar[dict[str, int]] = PREFETCH_BYTES
     stream: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
 
     @abstractmethod
@@ -93,9 +95,8 @@ class RowsWeight(ABC, Generic[Packed]):
             LutlabError: there is none for this layout, instruction set and these tables, which an operation names.
         """
 
-    @staticmethod
-    def instructions() -> Isa:
-        """The best instruction set of this CPU that the kernel is written in."""
+    def instructions(self) -> Isa:
+        """The instruction set of this CPU in which the kernel is fastest."""
         return detect()
 
     @property
@@ -265,18 +266,14 @@ def kernel(weight: RowsWeight, isa: Isa | None = None, tables: str = EXACT) -> K
     """
     isa = isa or weight.instructions()
     text, name, variant = weight.source(isa, tables)
-    return Kernel(_library(text, name, isa), variant, isa.name, prefetch_bytes(isa))
+    ahead = weight.prefetch_bytes.get(isa.name, weight.prefetch_bytes[""])
+    return Kernel(_library(text, name, isa), variant, isa.name, ahead)
 
 
 @functools.cache
 def _library(text: str, name: str, isa: Isa) -> ctypes.CDLL:
     """Once a process, with a compiler or without: launches ask whether they are of one library."""
     return library.load(text, name, isa)
-
-
-def prefetch_bytes(isa: Isa) -> int:
-    """The default for an instruction set."""
-    return PREFETCH_BYTES.get(isa.name, PREFETCH_BYTES[""])
 
 
 def check_input(x: torch.Tensor, in_features: int) -> None:
