@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from lutlab.base import children, registry
+from lutlab.base import children, registry, second_order
 from lutlab.base.lazy import torch, transformers
 from lutlab.base.specs import (
     MNLI_LABELS,
@@ -46,6 +46,7 @@ from lutlab.base.tensors import (
     CalibStats,
     DenseTensor,
     MixedTensor,
+    SecondOrderTensor,
     UniformTensor,
 )
 from lutlab.compress.widths import widths
@@ -256,12 +257,20 @@ def _format(name: str) -> Any:
             for zero in (3, -1)
         ],
         BCQTensor: [BCQTensor(codes, scale[:3], offset, 3, 32) for offset in (None, scale[3])],
+        SecondOrderTensor: [_second_order(codes, scale[:p]) for p in (3, 4)],
         MixedTensor: [mixed(weight, **options) for options in ({}, {"aligned": False})],
         BlocksTensor: [BlocksTensor(_blocks(scale[0], codes), "Q8_0", 96)],
     }
     cls = registry.lookup("format", name)
     packed = [cls.pack(tensor) for tensor in tensors[cls.tensor]]
     return [[one, one.dequantize(), one.bits_stored] for one in packed]
+
+
+def _second_order(codes: torch.Tensor, a: torch.Tensor) -> SecondOrderTensor:
+    """3 planes with coefficients [P, N, G], a fourth being the offset, on grids of 4 bits."""
+    step, zero = second_order.grid(a, 4)
+    code = second_order.nearest(a, step, zero, 4)
+    return SecondOrderTensor(codes, code, step, zero, 3, 32, 4)
 
 
 def _blocks(scale: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

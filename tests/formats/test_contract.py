@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from tests.formats.layouts import made_again
-from tests.kernels.weights import bcq_tensor, uniform_tensor
+from tests.kernels.weights import bcq_tensor, second_order_tensor, uniform_tensor
 from tests.mixed_weights import mixed_tensor
 from tests.quantizers.weights import assert_same, drawn
 
@@ -13,7 +13,14 @@ import gguf
 from lutlab import formats
 from lutlab.base import registry
 from lutlab.base.errors import LutlabError
-from lutlab.base.tensors import BCQTensor, BlocksTensor, DenseTensor, MixedTensor, UniformTensor
+from lutlab.base.tensors import (
+    BCQTensor,
+    BlocksTensor,
+    DenseTensor,
+    MixedTensor,
+    SecondOrderTensor,
+    UniformTensor,
+)
 from lutlab.formats.contract import Format
 
 
@@ -34,6 +41,10 @@ EXAMPLES = {
     BCQTensor: [
         bcq_tensor(5, 45, 3, 16, ordered=True),
         bcq_tensor(4, 64, 4, -1, alpha="f32", offset="f32"),
+    ],
+    SecondOrderTensor: [
+        second_order_tensor(5, 45, 3, 16, ordered=True),
+        second_order_tensor(4, 64, 2, -1, scale_bits=5, offset=False),
     ],
     MixedTensor: [
         mixed_tensor(18, 70, outliers=5, aligned=True),

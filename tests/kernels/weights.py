@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lutlab.base.groups import group_count
-from lutlab.base.tensors import BCQTensor, UniformTensor
+from lutlab.base.tensors import BCQTensor, SecondOrderTensor, UniformTensor
 from lutlab.formats import bcq
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
@@ -20,6 +20,21 @@ def bcq_tensor(rows, columns, q, g, *, alpha="f16", offset=None, ordered=False, 
     offsets = offset and torch.randn(rows, groups, generator=draw).to(DTYPES[offset])
     order = torch.randperm(columns, generator=draw).int() if ordered else None
     return BCQTensor(codes, scales, offsets, q, g, order)
+
+
+def second_order_tensor(rows, columns, q, g, *, scale_bits=4, offset=True, ordered=False, seed=0):
+    draw, grids = torch.Generator().manual_seed(seed), (q + offset, rows)
+    size = (*grids, group_count(g, columns))
+    return SecondOrderTensor(
+        codes=torch.randint(0, 2**q, (rows, columns), generator=draw, dtype=torch.uint8),
+        scale_code=torch.randint(0, 2**scale_bits, size, generator=draw, dtype=torch.uint8),
+        scale_step=(torch.rand(grids, generator=draw) + 0.01).half(),
+        scale_zero=torch.randint(-127, 128, grids, generator=draw, dtype=torch.int8),
+        bits=q,
+        group_size=g,
+        scale_bits=scale_bits,
+        order=torch.randperm(columns, generator=draw).int() if ordered else None,
+    )
 
 
 def uniform_tensor(

@@ -170,7 +170,9 @@ def test_one_group_a_row_beats_gptq_and_gptq_bcq_at_2_bits():
         assert refined < 0.9 * min(bcq, gptq), shared
 
 
-@pytest.mark.parametrize("method", [HessianBCQ(joint=True), GPTQ(sweeps=2)])
+@pytest.mark.parametrize(
+    "method", [HessianBCQ(joint=True), HessianBCQ(alpha_bits=4), GPTQ(sweeps=2)]
+)
 def test_blocks_of_rows_change_nothing(method, monkeypatch):
     def out():
         return formats.dequantize(quantize(method, drawn(7, 40), 2, 16, correlated(40)))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lutlab.base import second_order
 from lutlab.base.lazy import torch
 
 
@@ -74,6 +75,30 @@ class BCQTensor:
     bits: int
     group_size: int
     order: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class SecondOrderTensor:
+    """A BCQTensor whose coefficients, the alphas and behind them an offset, are of second order (second_order.py).
+
+    codes: [N, K] uint8, as in BCQTensor; scale_code: [P, N, G] uint8 in 0..2^scale_bits-1, P = bits or bits + 1;
+    scale_step: [P, N] float16 >= 0; scale_zero: [P, N] int8. order: as in UniformTensor.
+    """
+
+    codes: torch.Tensor
+    scale_code: torch.Tensor
+    scale_step: torch.Tensor
+    scale_zero: torch.Tensor
+    bits: int
+    group_size: int
+    scale_bits: int
+    order: torch.Tensor | None = None
+
+    def binary(self) -> BCQTensor:
+        """The same codes with the coefficients decoded, in float16."""
+        q, a = self.bits, second_order.decoded(self.scale_code, self.scale_step, self.scale_zero)
+        offset = a[q] if len(a) > q else None
+        return BCQTensor(self.codes, a[:q], offset, q, self.group_size, self.order)
 
 
 MIXED_WIDTHS = (2, 3, 4)
@@ -155,13 +180,17 @@ class BlocksTensor:
     in_features: int
 
 
-QuantizedTensor = DenseTensor | UniformTensor | BCQTensor | MixedTensor | BlocksTensor
+QuantizedTensor = (
+    DenseTensor | UniformTensor | BCQTensor | SecondOrderTensor | MixedTensor | BlocksTensor
+)
+Coded = UniformTensor | BCQTensor | SecondOrderTensor
 
 
-def stacked(parts: Sequence[UniformTensor | BCQTensor]) -> UniformTensor | BCQTensor:
+def stacked(parts: Sequence[Coded]) -> Coded:
     """Tensors of the rows of one weight, one below the other; all of one class, bits, groups and order."""
     first = parts[0]
     rows = {"codes": 0, "scale": 0, "zero_point": 0, "alpha": 1, "offset": 0}
+    rows |= {"scale_code": 1, "scale_step": 1, "scale_zero": 1}
     joined: dict[str, Any] = {  # of tensors
         name: torch.cat([getattr(part, name) for part in parts], dim)
         for name, dim in rows.items()

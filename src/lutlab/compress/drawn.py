@@ -2,6 +2,7 @@
 
     uniform   s (u - z), u in 0 .. 2^q - 1, z = 2^(q-1) or 2^(q-1) - 1                 mean square s^2 (4^q + 2) / 12
     bcq       sum_b +-alpha_b (+-a), alpha_b = a 2^b, the largest first                a^2 (4^q - 1) / 3 (+ a^2)
+              of second order too: the same, then moved to the grids of rows
     mixed     as uniform, group by group in its own width, s = step * (code + zero) of second order
     dense     a multiple of 2^-15 between -sqrt(3) and sqrt(3) deviations, rounded to float16
 
@@ -19,11 +20,14 @@ import hashlib
 import math
 from collections.abc import Callable
 
+from lutlab.base import registry
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import np, torch
+from lutlab.base.second_order import grid
 from lutlab.base.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
 from lutlab.formats import name_of
 from lutlab.formats.bcq import WORD, PackedBCQ
+from lutlab.formats.bcq_second_order import PackedSecondOrder
 from lutlab.formats.code_words import pack_stream
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
@@ -76,13 +80,15 @@ def drawn(
     kinds: dict[type, Callable[..., Format]] = {
         PackedUniform: _uniform,
         PackedBCQ: _bcq,
+        PackedSecondOrder: _second_order,
         PackedMixed: _mixed,
         PackedDense: _dense,
     }
     if type(empty) not in kinds:
         raise LutlabError(
-            f"weights of format {name_of(empty)} cannot be drawn as they are stored, only those of uniform, bcq, mixed "
-            "and dense: quantize a synthetic model instead (model.packed=false, or lutlab.quantize)"
+            f"weights of format {name_of(empty)} cannot be drawn as they are stored, only those of "
+            f"{', '.join(name for name, cls in registry.classes('format').items() if cls in kinds)}: quantize a "
+            "synthetic model instead (model.packed=false, or lutlab.quantize)"
         )
     return kinds[type(empty)](empty, deviation, bits, device)
 
@@ -121,6 +127,14 @@ def _bcq(empty: PackedBCQ, deviation: float, bits: Bits, device: torch.device | 
     order = None if empty.order is None else _order(bits, columns)
     buffers = {"planes": planes, "alpha": alpha, "offset": offset, "order": order}
     return empty.with_buffers(buffers).to(device)
+
+
+def _second_order(
+    empty: PackedSecondOrder, deviation: float, bits: Bits, device: torch.device | str
+) -> PackedSecondOrder:
+    plain = _bcq(empty.to_bcq(), deviation, bits, device)
+    a = plain.alpha if plain.offset is None else torch.cat((plain.alpha, plain.offset[None]))
+    return PackedSecondOrder.encoded(plain, *grid(a, empty.scale_bits), empty.scale_bits)
 
 
 def _dense(

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import Bits
-from lutlab.base.tensors import BCQTensor, CalibStats, QuantizedTensor, UniformTensor, stacked
+from lutlab.base.tensors import CalibStats, Coded, QuantizedTensor, stacked
 from lutlab.compress.calibrate import BlockInputs, Windows, read
 from lutlab.models.contract import SharedInput
 from lutlab.models.families import linear_layers, task_of
@@ -145,5 +145,5 @@ def quantized_rows(
     groups = zip(weight.tensor_split(len(prepared)), prepared, strict=True)
     parts = [quantized(method, rows, q, g, factors, name=name) for rows, factors in groups]
     # of Compensated methods, which alone have hessian=gradients
-    tensors = cast("list[UniformTensor | BCQTensor]", [tensor for tensor, _ in parts])
+    tensors = cast("list[Coded]", [tensor for tensor, _ in parts])
     return stacked(tensors), any(widened for _, widened in parts)

@@ -18,6 +18,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import group_length
@@ -25,6 +26,7 @@ from lutlab.base.lazy import torch
 from lutlab.base.tensors import BCQTensor, MixedTensor
 from lutlab.formats import bcq, code_words
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.bcq_second_order import PackedSecondOrder
 from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed, outliers_of, row_scales
@@ -39,7 +41,7 @@ def rows(packed: Format, spans: Sequence[range]) -> Format:
     """The weight of some rows.
 
     Args:
-        packed: [N, K], of format uniform, bcq, mixed or dense.
+        packed: [N, K], of format uniform, bcq, bcq_second_order, mixed or dense.
         spans: spans of rows, one below the other in the part.
 
     Raises:
@@ -53,7 +55,7 @@ def columns(packed: Format, span: range) -> Format:
     """The weight of some stored columns; it has no order.
 
     Args:
-        packed: [N, K], of format uniform, bcq, mixed or dense.
+        packed: [N, K], of format uniform, bcq, bcq_second_order, mixed or dense.
         span: span of columns.
 
     Raises:
@@ -65,8 +67,8 @@ def columns(packed: Format, span: range) -> Format:
 
 def _unknown(packed: Format) -> LutlabError:
     return LutlabError(
-        f"a {type(packed).__name__} cannot be cut: lutlab cuts weights of the formats uniform, bcq, mixed and dense "
-        "(rows.register and columns.register of formats/cut.py add one); decode on one device"
+        f"a {type(packed).__name__} cannot be cut: lutlab cuts weights of the formats uniform, bcq, bcq_second_order, "
+        "mixed and dense (rows.register and columns.register of formats/cut.py add one); decode on one device"
     )
 
 
@@ -184,6 +186,23 @@ def _(packed: PackedBCQ, span: range) -> PackedBCQ:
     whole = bcq.unpack(replace(part, planes=planes, shape=(packed.shape[0], span.stop - first)))
     codes = whole.codes[:, span.start - first :]
     return bcq.pack(BCQTensor(codes, part.alpha, part.offset, packed.bits, g))
+
+
+# ---- binary codes with coefficients of second order: each row has its grids, all of its groups the same ----
+
+
+@rows.register
+def _(packed: PackedSecondOrder, spans: Sequence[range]) -> PackedSecondOrder:
+    part = cast("PackedBCQ", rows(packed.to_bcq(), spans))
+    step, zero = (_rows(grid, spans, 1) for grid in (packed.scale_step, packed.scale_zero))
+    return PackedSecondOrder.encoded(part, step, zero, packed.scale_bits)
+
+
+@columns.register
+def _(packed: PackedSecondOrder, span: range) -> PackedSecondOrder:
+    part = cast("PackedBCQ", columns(packed.to_bcq(), span))
+    step, zero = _copy(packed.scale_step), _copy(packed.scale_zero)
+    return PackedSecondOrder.encoded(part, step, zero, packed.scale_bits)
 
 
 # ---- mixed ----

@@ -13,20 +13,25 @@ five rounds inside GPTQ err as much at q = 3, g = 128 and with offset.
 
 With offset by default: it costs 16 bits a group, and buys more than those bits do as smaller groups.
 
+With alpha_bits=4 a coefficient is stored in 4 bits, on a grid a row and plane (base/second_order.py), in place of 16.
+The grids are those of a first pass; in a second one a group's coefficients move to them before its columns are rounded.
+
 W [N, K] -> codes [N, K] uint8, alpha [q, N, G], z [N, G] or None; with act_order also order [K] int32.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from lutlab.base import second_order
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import Bits, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.tensors import BCQTensor
+from lutlab.base.tensors import BCQTensor, SecondOrderTensor
 from lutlab.quantizers.alternating import (
     SortedGroups,
     alternate,
@@ -42,6 +47,12 @@ FIT_FLOATS = 2**22  # weights of rows that are fitted at once: the solver holds 
 GAUSSIAN_STEP = (1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
 
 
+def _of_a_coefficient(name: str, value: int) -> None:
+    """Bits that are stored of a coefficient: of a code on a grid, or of a float (fp32 takes twice as many)."""
+    if value != 16 and not 4 <= value <= 8:
+        raise LutlabError(f"{name}={value}: give 4 to 8, or 16 for coefficients without a grid")
+
+
 @register("method", "gptq_bcq")
 @dataclass(frozen=True)
 class GPTQBCQ(Compensated):
@@ -51,6 +62,7 @@ class GPTQBCQ(Compensated):
         offset: true: each group has an offset beside its q coefficients.
         rounds: largest number of rounds of the solver.
         alpha_dtype: dtype of stored coefficients and offsets.
+        alpha_bits: bits of a stored coefficient; below 16 integers on a grid a row and plane, whose 24 bits count too.
     """
 
     version: ClassVar[int] = 1
@@ -59,29 +71,93 @@ class GPTQBCQ(Compensated):
     offset: bool = True
     rounds: Count = 5
     alpha_dtype: ScaleDtype = "fp16"
+    alpha_bits: Annotated[int, _of_a_coefficient] = 16
 
-    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> BCQTensor:
-        """[N, K] float and the factored inputs -> BCQTensor with G = ceil(K / g) groups a row."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha_bits == 16:
+            return
+        if self.alpha_dtype == "fp32":
+            raise LutlabError(
+                f"alpha_bits={self.alpha_bits} gives coefficients in float16: take alpha_dtype=fp16, or alpha_bits=16"
+            )
+        object.__setattr__(self, "format", "bcq_second_order")  # in the place of the class's
+
+    def quantize(
+        self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored
+    ) -> BCQTensor | SecondOrderTensor:
+        """[N, K] float and the factored inputs -> codes and coefficients of G = ceil(K / g) groups a row."""
+        first = self.binary(weight, q, g, prepared)
+        if self.alpha_bits == 16:
+            return first
+        grids = Grids(first, self.alpha_bits)
+        return grids.second_order(self.binary(weight, q, g, prepared, grids))
+
+    def binary(
+        self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored, grids: Grids | None = None
+    ) -> BCQTensor:
+        """Codes and coefficients, which are float16 or float32, on grids where there are any."""
         weight, q = checked(weight, q, g)
         groups = group_count(g, weight.shape[1])
         dtype = torch.float16 if self.alpha_dtype == "fp16" else torch.float32
         alpha = weight.new_empty(q, len(weight), groups, dtype=dtype)
         offset = weight.new_empty(len(weight), groups, dtype=dtype) if self.offset else None
-        books = Codewords(alpha, offset, self.rounds)
+        books = Codewords(alpha, offset, self.rounds, grids)
         codes, order = compensate(weight, g, prepared, books, self.block_size, self.static_groups)
         return BCQTensor(codes, books.alpha, books.offset, q, g, order)
+
+
+class Grids:
+    """Grids of the coefficients of N rows: those of a tensor, in codes of some bits (base/second_order.py).
+
+    step: [p, N] float16; zero: [p, N] int8; p coefficients a group, the alphas and behind them the offset.
+    """
+
+    def __init__(self, tensor: BCQTensor, bits: int) -> None:
+        self.bits, (self.step, self.zero) = bits, second_order.grid(_coefficients(tensor), bits)
+
+    def rows(self, rows: slice) -> Grids:
+        """The grids of some rows."""
+        part = copy.copy(self)
+        part.step, part.zero = self.step[:, rows], self.zero[:, rows]
+        return part
+
+    def nearest(self, a: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """Coefficients a [p, N] of a group, from the one numbered `first` on, moved to their grids; in their dtype."""
+        step, zero = (values[first : first + len(a)] for values in (self.step, self.zero))
+        code = second_order.nearest(a.unsqueeze(2), step, zero, self.bits)
+        return second_order.decoded(code, step, zero).squeeze(2).to(a.dtype)
+
+    def second_order(self, tensor: BCQTensor) -> SecondOrderTensor:
+        """A tensor on the grids, its coefficients as integers."""
+        code = second_order.nearest(_coefficients(tensor), self.step, self.zero, self.bits)
+        grids, q, g = (self.step, self.zero), tensor.bits, tensor.group_size
+        return SecondOrderTensor(tensor.codes, code, *grids, q, g, self.bits, tensor.order)
+
+
+def _coefficients(tensor: BCQTensor) -> torch.Tensor:
+    """[p, N, G]: the alphas and behind them the offset, where there is one."""
+    if tensor.offset is None:
+        return tensor.alpha
+    return torch.cat((tensor.alpha, tensor.offset.unsqueeze(0)))
 
 
 class Codewords:
     """The binary codes of all groups: alpha [q, N, G], offset [N, G] or None, and by group their sorted codewords.
 
-    rounds: most rounds of `fit`.
+    rounds: most rounds of `fit`; grids: where coefficients have to lie, None: anywhere.
     words: [2^q * N] float32, ascending along 2^q; cuts: [2^q - 1, N] float32, what is at or above cut j is nearer to
     word j + 1; code_of: [2^q * N] uint8. A level is the index into words and code_of: j * N + n, int32.
     """
 
-    def __init__(self, alpha: torch.Tensor, offset: torch.Tensor | None, rounds: int = 0) -> None:
-        self.alpha, self.offset, self.rounds = alpha, offset, rounds
+    def __init__(
+        self,
+        alpha: torch.Tensor,
+        offset: torch.Tensor | None,
+        rounds: int = 0,
+        grids: Grids | None = None,
+    ) -> None:
+        self.alpha, self.offset, self.rounds, self.grids = alpha, offset, rounds, grids
         self.q, rows, _ = alpha.shape
         self.words: dict[int, torch.Tensor] = {}
         self.cuts: dict[int, torch.Tensor] = {}
@@ -112,6 +188,9 @@ class Codewords:
 
     def take(self, group: int, alpha: torch.Tensor, offset: torch.Tensor | None) -> None:
         """Take alpha [q, N] and offset [N] or None as a group's; columns are rounded to them from now on."""
+        if self.grids is not None:
+            alpha = self.grids.nearest(alpha)
+            offset = None if offset is None else self.grids.nearest(offset[None], self.q)[0]
         self.alpha[:, :, group] = alpha
         words = alpha.new_zeros(1, alpha.shape[1], dtype=torch.float64)
         if self.offset is not None and offset is not None:

@@ -12,7 +12,12 @@ and a row whose outputs rest on these ends far above the uniform codes that bina
 there is a second start, from GPTQ's grid, and each row keeps the end that errs less. Few rows do the harm, and are
 hardly seen in the error of their layer: above all some of keys, which scores multiply by queries.
 
-W [N, K] -> codes [N, K] uint8, alpha [q, N, G] >= 0 and descending, z [N, G] or None; with act_order also order [K].
+With alpha_bits=4 a coefficient is stored in 4 bits of a grid a row (base/second_order.py) in place of 16. The grids are
+fitted to the coefficients at the end, and one more sweep moves codes and coefficients, which then know the grids: those
+of a group are rounded one after the other, and the later ones make up for what the earlier lose.
+
+W [N, K] -> codes [N, K] uint8, alpha [q, N, G] >= 0 and descending, z [N, G] or None; with act_order also order [K]. On
+grids alphas are of any order, since a grid is of a plane.
 """
 
 from __future__ import annotations
@@ -26,10 +31,10 @@ from lutlab.base.groups import Bits, group_length
 from lutlab.base.lazy import torch
 from lutlab.base.limits import CountFrom0
 from lutlab.base.registry import register
-from lutlab.base.tensors import BCQTensor, UniformTensor
+from lutlab.base.tensors import BCQTensor, SecondOrderTensor, UniformTensor
 from lutlab.quantizers.compensation import Compensated, Factored
 from lutlab.quantizers.gptq import GPTQ
-from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords
+from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords, Grids
 from lutlab.quantizers.refinement import refined, solved
 
 
@@ -61,9 +66,20 @@ class HessianBCQ(GPTQBCQ):
     starts: Literal["fitted", "best"] = "best"
     joint: bool = False
 
-    def quantize(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> BCQTensor:
-        """The BCQTensor of gptq_bcq.py, refined; or of the two starts the better row of each."""
-        start = super().quantize(weight, q, g, prepared)
+    def quantize(
+        self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored
+    ) -> BCQTensor | SecondOrderTensor:
+        """The tensor of gptq_bcq.py, refined; below 16 bits of a coefficient then moved to grids, and refined there."""
+        end = self._better(weight, q, g, prepared)
+        if self.alpha_bits == 16:
+            return end
+        grids = Grids(end, self.alpha_bits)
+        start = grids.second_order(end).binary()
+        return grids.second_order(self._refined(weight, start, prepared, grids=grids))
+
+    def _better(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> BCQTensor:
+        """The refined tensor; with two starts the better row of each."""
+        start = self.binary(weight, q, g, prepared)
         if self.starts == "fitted" or start.offset is None:
             return self._refined(weight, start, prepared)
         errors, others = (weight.new_empty(len(weight), dtype=torch.float64) for _ in range(2))
@@ -82,17 +98,18 @@ class HessianBCQ(GPTQBCQ):
         start: BCQTensor,
         prepared: Factored,
         errors: torch.Tensor | None = None,
+        grids: Grids | None = None,
     ) -> BCQTensor:
-        """The sweeps from a start, whose coefficients they change in place; errors as of `refined`."""
+        """The sweeps, or one on grids, from a start whose coefficients they change in place; errors as of `refined`."""
         alpha, offset, g = start.alpha, start.offset, start.group_size
 
         def books(rows: slice) -> _Books:
-            return _Books(alpha[:, rows], None if offset is None else offset[rows])
+            some = None if grids is None else grids.rows(rows)
+            return _Books(alpha[:, rows], None if offset is None else offset[rows], grids=some)
 
-        codes = refined(
-            weight, start.codes, start.order, books, prepared, g, self.sweeps, self.joint, errors
-        )
-        return replace(start, codes=_canonical(codes, alpha, g))
+        sweeps, joint = (self.sweeps, self.joint) if grids is None else (1, False)
+        codes = refined(weight, start.codes, start.order, books, prepared, g, sweeps, joint, errors)
+        return replace(start, codes=codes if grids else _canonical(codes, alpha, g))
 
 
 def _parts(tensor: BCQTensor) -> list[torch.Tensor]:
@@ -139,7 +156,16 @@ class _Books(Codewords):
         return torch.cat((alpha, self.offset[:, group].double().unsqueeze(0)))
 
     def fitted(self, before: torch.Tensor, gram: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
-        return self.rounded(before + solved(gram, rhs))
+        a = before + solved(gram, rhs)
+        if self.grids is None:
+            return self.rounded(a)
+        # One after the other; those that are not on their grids yet make up for what it loses.
+        for p in range(len(a)):
+            rest, point = slice(p + 1, None), self.grids.nearest(a[p : p + 1], p)[0]
+            if p + 1 < len(a):
+                a[rest] += solved(gram[rest, rest], gram[rest, p] * (a[p] - point))
+            a[p] = point
+        return a
 
     def rounded(self, coefficients: torch.Tensor) -> torch.Tensor:
         return coefficients.to(self.alpha.dtype).double()

@@ -147,7 +147,8 @@ def look(resolved: Resolved, threads: int | None, files: Files) -> Resolved:
         labelled = protocol(text.protocol).kind == LABELLED
         texts[text] = files.text(text).sha256
     model = files.model_sha256(run.model)
-    formats: tuple[str, ...] = (registry.lookup("method", run.method).format,)
+    method = registry.lookup("method", run.method)(**dict(run.options))
+    formats: tuple[str, ...] = (method.format,)
     if run.method == STORED:
         from lutlab.checkpoint.stored import formats_of
 

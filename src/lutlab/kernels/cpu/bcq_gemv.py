@@ -47,6 +47,7 @@ from lutlab.base.registry import register
 from lutlab.base.tensors import BCQTensor
 from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
+from lutlab.formats.bcq_second_order import PackedSecondOrder
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa, detect
@@ -57,23 +58,27 @@ from lutlab.kernels.cpu.rows.row_blocks import ROWS
 from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import Loop, tiles
 
+Stored = PackedBCQ | PackedSecondOrder | PackedUniform
+
 # ---- the operation ----
 
 
 @register("kernel", "bcq_gemv")
-class BCQGemv(RowsOp[PackedBCQ | PackedUniform]):
+class BCQGemv(RowsOp[Stored]):
     """Planes of bits, by lookup tables in registers; those of uniform codes share a scale.
+
+    Coefficients of second order are decoded when a weight is packed.
 
     tables: exact, or int16, which some CPUs have (kernel=int16 of a product).
     """
 
     version: ClassVar[int] = VERSIONS["bcq_gemv"]
     name: ClassVar[str] = "bcq_gemv"
-    multiplies: ClassVar[str] = "formats bcq and uniform"
-    formats: ClassVar[tuple[type, ...]] = (PackedBCQ, PackedUniform)
+    multiplies: ClassVar[str] = "formats bcq, bcq_second_order and uniform"
+    formats: ClassVar[tuple[type, ...]] = (PackedBCQ, PackedSecondOrder, PackedUniform)
     options: ClassVar[tuple[str, ...]] = ("tables",)
 
-    def empty(self, packed: PackedBCQ | PackedUniform, tables: str) -> PackedBCQRows:
+    def empty(self, packed: Stored, tables: str) -> PackedBCQRows:
         """The layout that the fastest kernel of the tables reads."""
         return empty(packed, lane_bytes(detect(), packed.group_size, packed.shape[1], tables))
 
@@ -82,13 +87,13 @@ class BCQGemv(RowsOp[PackedBCQ | PackedUniform]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedBCQRows(RowsWeight[PackedBCQ | PackedUniform]):
+class PackedBCQRows(RowsWeight[Stored]):
     """Planes.
 
     scale_dtype: of alpha, or of the scales of uniform codes. uniform: whether the unit holds such scales, with their
     offsets, or, where offset_dtype is int16, zero points. offset_dtype: None says that there is no offset. lane_bytes:
     bytes of a row's word that lie together, 4, 2 or 1. wide_offset: [N, G] float64, which the stream holds in float32;
-    None where it holds all.
+    None where it holds all. grids: scale_step, scale_zero and scale_bits of coefficients of second order.
     """
 
     scale_dtype: torch.dtype
@@ -96,6 +101,7 @@ class PackedBCQRows(RowsWeight[PackedBCQ | PackedUniform]):
     uniform: bool = False
     lane_bytes: int = 4
     wide_offset: torch.Tensor | None = None
+    grids: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     @property
     def widths(self) -> list[int]:
@@ -111,8 +117,9 @@ class PackedBCQRows(RowsWeight[PackedBCQ | PackedUniform]):
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """All tensors that it holds, the offset in float64 too."""
-        return super().buffers + (() if self.wide_offset is None else (self.wide_offset,))
+        """All tensors that it holds, the offset in float64 and grids too."""
+        more = () if self.wide_offset is None else (self.wide_offset,)
+        return super().buffers + more + (() if self.grids is None else self.grids[:2])
 
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """The kernel for planes in this layout."""
@@ -128,8 +135,11 @@ class PackedBCQRows(RowsWeight[PackedBCQ | PackedUniform]):
         )
         return text, f"bcq-q{self.bits}" + (f"-int{table_bits}" if table_bits else ""), variant
 
-    def filled(self, stored: PackedBCQ | PackedUniform) -> PackedBCQRows:
+    def filled(self, stored: Stored) -> PackedBCQRows:
         """Planes, made of the codes where the weight is uniform, with its scales and offsets by blocks."""
+        if isinstance(stored, PackedSecondOrder):
+            grids = stored.scale_step, stored.scale_zero, stored.scale_bits
+            return replace(self.filled(stored.to_bcq()), grids=grids)
         if isinstance(stored, PackedBCQ):
             offset = stored.offset
             if offset is None or offset.dtype != torch.float64:
@@ -143,18 +153,23 @@ class PackedBCQRows(RowsWeight[PackedBCQ | PackedUniform]):
         planes = bcq.pack(BCQTensor(codes.codes, no_alpha, None, q, g, self.order)).planes
         return _fill(self, planes, scale.unsqueeze(0), bcq.shifts(codes.zero_point, codes.offset))
 
-    def stored(self) -> PackedBCQ | PackedUniform:
+    def stored(self) -> Stored:
         """The planes, or the codes that they are the bits of."""
         planes, scales, offset = _parts(self)
         wide = offset if self.wide_offset is None else self.wide_offset
         packed = PackedBCQ(planes, scales, wide, self.shape, self.group_size, self.order)
+        if self.grids is not None:
+            step, zero, scale_bits = self.grids
+            return PackedSecondOrder.encoded(packed, step, zero, scale_bits)
         if not self.uniform or offset is None:  # uniform codes always have one
             return packed
         return self.stored_codes(bcq.unpack(packed).codes, scales[0], offset)
 
 
-def empty(packed: PackedBCQ | PackedUniform, lane_bytes: int = 4) -> PackedBCQRows:
+def empty(packed: Stored, lane_bytes: int = 4) -> PackedBCQRows:
     """The layout of a weight, without its stream."""
+    if isinstance(packed, PackedSecondOrder):
+        packed = packed.to_bcq()
     offset = None if packed.offset is None else packed.offset.dtype
     if isinstance(packed, PackedUniform):
         scale, offset = packed.scale.dtype, offset or torch.int16

@@ -1,0 +1,51 @@
+"""Coefficients of second order: those of a row are integers of b bits, on a grid of the row.
+
+    a[p, n, i] = step[p, n] * (code[p, n, i] + zero[p, n]),  rounded to float16
+
+code is in 0 .. 2^b-1, zero in -127 .. 127; p numbers the coefficients of a group, n the rows, i the groups of a row. A
+grid is 24 bits for all groups of a row. The scales of Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD
+2024), Eq. 3, are of this form, with grids of bands of rows.
+"""
+
+from __future__ import annotations
+
+from lutlab.base.lazy import torch
+
+ZERO = 127  # the largest zero, either way
+# Of the range of a row's coefficients: grids that are narrower clip the outermost and are finer for the others.
+WIDTHS = (1.05, 1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
+
+
+def decoded(code: torch.Tensor, step: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """Coefficients [P, N, G] float16.
+
+    Args:
+        code: [P, N, G] integers of b bits.
+        step: [P, N] float16.
+        zero: [P, N] integers.
+    """
+    return (step.float().unsqueeze(2) * (code.float() + zero.float().unsqueeze(2))).half()
+
+
+def nearest(a: torch.Tensor, step: torch.Tensor, zero: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes [P, N, G] uint8 of the grid's points nearest to coefficients a [P, N, G]: the inverse of `decoded`."""
+    inverse = torch.where(step > 0, step.double().reciprocal(), 0.0).unsqueeze(2)
+    place = (a.double() * inverse).round_() - zero.double().unsqueeze(2)
+    return place.clamp_(0, 2**bits - 1).to(torch.uint8)
+
+
+def grid(a: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Grids of coefficients a [P, N, G], of each row the one of a few that errs least: step, zero as in `decoded`."""
+    low, high = a.double().aminmax(dim=2)
+    best = torch.full_like(low, torch.inf)
+    step, zero = torch.zeros_like(low).half(), torch.zeros_like(low).to(torch.int8)
+    for width in WIDTHS:
+        first = low + (high - low) * (1 - width) / 2
+        some = torch.maximum((high - low) * width / (2**bits - 1), first.abs() / ZERO).half()
+        start = (first / some).nan_to_num(0.0).round().clamp(-ZERO, ZERO).to(torch.int8)
+        error = decoded(nearest(a, some, start, bits), some, start).double().sub_(a)
+        error = error.square_().sum(dim=2)
+        better = error < best
+        best = torch.where(better, error, best)
+        step, zero = torch.where(better, some, step), torch.where(better, start, zero)
+    return step, zero

@@ -1,0 +1,149 @@
+"""Binary codes with coefficients of second order: those of a row are integers of few bits, on grids of their own.
+
+    W[n, k] ~ sum_b alpha[b, n, k // g] * B_b[n, k] + offset[n, k // g]            the planes of bcq.py
+    alpha[b, n, i] = step[b, n] * (code[b, n, i] + zero[b, n]); the offset likewise       base/second_order.py
+
+A coefficient of format bcq costs 16 bits a group, a code of 4 bits a quarter of that, and a grid 24 bits a row:
+
+    bits a weight at q = 3, g = 64, with an offset     bcq 3 + 64/64 = 4     4 bits: 3 + 16/64 + 96/K = 3.27 at K = 4096
+
+    planes [q, N, W] int32      scale_code [ceil(P N G b / 32)] int32: codes [P, N, G] of b bits in one stream
+    scale_step [P, N] float16   scale_zero [P, N] int8         P = q alphas, and the offset where there is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lutlab.base import second_order
+from lutlab.base.groups import check_bits, group_count
+from lutlab.base.lazy import torch
+from lutlab.base.registry import register
+from lutlab.base.tensors import SecondOrderTensor
+from lutlab.formats import bcq, code_words
+from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import Choice, Choices, Format, check_layout
+
+
+@register("format", "bcq_second_order")
+@dataclass(frozen=True)
+class PackedSecondOrder(Format):
+    """planes, scale_code, scale_step, scale_zero as the module draws them; shape (N, K); order as in PackedBCQ.
+
+    scale_bits: bits of a coefficient's code, 1-8.
+    """
+
+    version: ClassVar[int] = 1
+    tensor: ClassVar[type] = SecondOrderTensor
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {"cpu": ("bcq_gemv",)}
+
+    planes: torch.Tensor
+    scale_code: torch.Tensor
+    scale_step: torch.Tensor
+    scale_zero: torch.Tensor
+    shape: tuple[int, int]
+    group_size: int
+    scale_bits: int
+    order: torch.Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        """Number of planes, q."""
+        return len(self.planes)
+
+    @property
+    def bcq_bits(self) -> int:
+        """Stored bits: this is a binary form."""
+        return self.bits_stored
+
+    def dequantize(self) -> torch.Tensor:
+        """[N, K] float32, as format bcq has it with the decoded coefficients."""
+        return self.to_bcq().dequantize()
+
+    def to_bcq(self) -> PackedBCQ:
+        """The planes with their coefficients decoded to float16."""
+        none = self.planes.new_empty(0, dtype=torch.uint8)
+        decoded = self._with_codes(none).binary()
+        return PackedBCQ(
+            self.planes, decoded.alpha, decoded.offset, self.shape, self.group_size, self.order
+        )
+
+    @classmethod
+    def pack(cls, tensor: SecondOrderTensor) -> PackedSecondOrder:
+        """Codes [N, K] uint8 to planes, those of coefficients to a stream; grids as they are."""
+        grids = tensor.scale_step, tensor.scale_zero
+        return cls.encoded(bcq.pack(tensor.binary()), *grids, tensor.scale_bits)
+
+    @classmethod
+    def encoded(
+        cls, binary: PackedBCQ, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
+    ) -> PackedSecondOrder:
+        """Planes whose coefficients lie on the grids step [P, N] float16, zero [P, N] int8: the inverse of to_bcq."""
+        a = (
+            binary.alpha
+            if binary.offset is None
+            else torch.cat((binary.alpha, binary.offset[None]))
+        )
+        code = code_words.pack_stream(second_order.nearest(a, step, zero, scale_bits), scale_bits)
+        shape, g = binary.shape, binary.group_size
+        return cls(binary.planes, code, step, zero, shape, g, scale_bits, binary.order)
+
+    def unpack(self) -> SecondOrderTensor:
+        """The inverse of pack, bit for bit."""
+        return self._with_codes(bcq.unpack(self.to_bcq()).codes)
+
+    def _with_codes(self, codes: torch.Tensor) -> SecondOrderTensor:
+        shape = *self.scale_step.shape, group_count(self.group_size, self.shape[1])
+        count = shape[0] * shape[1] * shape[2]
+        scale_code = code_words.unpack_stream(self.scale_code, self.scale_bits, count)
+        return SecondOrderTensor(
+            codes,
+            scale_code.to(torch.uint8).view(shape),
+            self.scale_step,
+            self.scale_zero,
+            self.bits,
+            self.group_size,
+            self.scale_bits,
+            self.order,
+        )
+
+    def layout(self) -> dict[str, Choice]:
+        """Sizes, q, g, bits of a coefficient."""
+        return {
+            "out_features": self.shape[0],
+            "in_features": self.shape[1],
+            "q": self.bits,
+            "g": self.group_size,
+            "scale_bits": self.scale_bits,
+            "has_offset": len(self.scale_step) > self.bits,
+            "has_order": self.order is not None,
+        }
+
+    @classmethod
+    def from_layout(
+        cls, layout: Mapping[str, Any], device: torch.device | str = "cpu"
+    ) -> PackedSecondOrder:
+        """A weight without numbers, in buffers of the layout's sizes."""
+        flag = (False, True)
+        choices: Choices = {"q": (), "g": (), "scale_bits": tuple(range(1, 9)), "has_offset": flag}
+        check_layout(layout, choices | {"has_order": flag})
+        rows, columns = shape = layout["out_features"], layout["in_features"]
+        q, bits = check_bits(layout["q"]), layout["scale_bits"]
+        grids = (q + layout["has_offset"], rows)
+        words = -(-grids[0] * rows * group_count(layout["g"], columns) * bits // code_words.WORD)
+
+        def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return cls(
+            planes=empty(torch.int32, q, rows, -(-columns // bcq.WORD)),
+            scale_code=empty(torch.int32, words),
+            scale_step=empty(torch.float16, *grids),
+            scale_zero=empty(torch.int8, *grids),
+            shape=shape,
+            group_size=layout["g"],
+            scale_bits=bits,
+            order=empty(torch.int32, columns) if layout["has_order"] else None,
+        )

@@ -1,0 +1,91 @@
+"""Coefficients of second order: codes come back, grids hold what they must, and few bits cost next to nothing."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kernels.checks import refused
+from tests.kernels.weights import second_order_tensor
+from tests.quantizers.weights import assert_same, correlated, drawn, exact, quantize, row_errors
+
+from lutlab import formats
+from lutlab.base import second_order
+from lutlab.quantizers.gptq_bcq import GPTQBCQ, Grids
+from lutlab.quantizers.hessian_bcq import HessianBCQ
+
+METHODS = (GPTQBCQ, HessianBCQ)
+
+
+@given(
+    bits=st.sampled_from([1, 4, 5, 6, 8]), step=st.floats(2.0**-24, 170), zero=st.integers(-127, 127),
+)  # fmt: skip
+def test_codes_are_those_of_the_decoded_coefficients(bits, step, zero):
+    code = torch.arange(2**bits, dtype=torch.uint8).view(1, 1, -1)
+    grid = torch.tensor([[step]]).half(), torch.tensor([[zero]], dtype=torch.int8)
+    assert torch.equal(second_order.nearest(second_order.decoded(code, *grid), *grid, bits), code)
+
+
+def test_weights_are_by_the_definition():
+    tensor = second_order_tensor(5, 45, 3, 16, scale_bits=5, ordered=True)
+    grids = tensor.scale_step.double()[:, :, None], tensor.scale_zero.double()[:, :, None]
+    a = (grids[0] * (tensor.scale_code + grids[1])).half()  # exact until then
+    binary = tensor.binary()
+    assert_same((binary.alpha, binary.offset), (a[:3], a[3]))
+    assert_same(formats.dequantize(tensor), exact(binary).float())
+
+
+@given(seed=st.integers(0, 2**31), groups=st.integers(1, 20), bits=st.sampled_from([4, 8]))
+def test_a_grid_errs_by_half_a_step_of_the_range_at_most_on_average(seed, groups, bits):
+    a = drawn(3, 4, groups, seed=seed) * 0.1 + torch.tensor([2.0, 0.5, 0.0])[:, None, None]
+    step, zero = second_order.grid(a, bits)
+    error = second_order.decoded(second_order.nearest(a, step, zero, bits), step, zero).float() - a
+    low, high = a.aminmax(dim=2)
+    widest = torch.maximum((high - low) / (2**bits - 1), torch.maximum(-low, high) / 127)
+    assert (error.square().mean(dim=2).sqrt() <= widest * 0.6 + 1e-3 * high.abs()).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.75, -3.0])
+def test_equal_coefficients_and_zeros_have_a_grid(value):
+    a = torch.full((1, 2, 5), value)
+    grid = second_order.grid(a, 4)
+    back = second_order.decoded(second_order.nearest(a, *grid, 4), *grid)
+    torch.testing.assert_close(back.float(), a, rtol=2**-10, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("q", "g", "bits"), [(2, 16, 4), (3, 32, 4), (3, 32, 6)])
+def test_few_bits_of_a_coefficient_cost_hardly_any_error(method, q, g, bits):
+    weight, hessian = drawn(96, 192), correlated(192)
+    wide, few = (quantize(method(alpha_bits=b), weight, q, g, hessian) for b in (16, bits))
+    ours, theirs = (row_errors(weight, tensor, hessian).sum() for tensor in (few, wide))
+    assert ours <= (1.08 if bits == 4 else 1.05) * theirs
+    less = (16 - bits) * (q + 1) * 192 // g - 24 * (q + 1)  # of a row
+    sizes = [formats.pack(tensor).bits_stored for tensor in (wide, few)]
+    assert sizes[0] - sizes[1] == 96 * less
+    assert formats.name_of(formats.pack(few)) == method(alpha_bits=bits).format
+
+
+@pytest.mark.parametrize("offset", [True, False])
+def test_a_sweep_on_grids_never_errs_more_than_moving_to_them(offset):
+    weight, hessian = drawn(24, 96), correlated(96)
+    wide = quantize(HessianBCQ(offset=offset), weight, 2, 16, hessian)
+    moved = Grids(wide, 4).second_order(wide)
+    swept = quantize(HessianBCQ(offset=offset, alpha_bits=4), weight, 2, 16, hessian)
+    assert_same((swept.scale_step, swept.scale_zero), (moved.scale_step, moved.scale_zero))
+    errors = [row_errors(weight, tensor, hessian) for tensor in (swept, moved)]
+    assert (errors[0] <= (1 + 1e-9) * errors[1]).all()
+    assert errors[0].sum() < 0.99 * errors[1].sum()
+
+
+def test_rows_of_zeros_stay_zeros():
+    weight = drawn(4, 64)
+    weight[1] = 0
+    for method in METHODS:
+        tensor = quantize(method(alpha_bits=4), weight, 2, 16, correlated(64))
+        assert (formats.dequantize(tensor)[1] == 0).all()
+
+
+def test_what_has_no_meaning_is_refused():
+    for method in METHODS:
+        refused("alpha_bits=3: give 4 to 8, or 16", method, alpha_bits=3)
+        refused("take alpha_dtype=fp16, or alpha_bits=16", method, alpha_bits=4, alpha_dtype="fp32")
