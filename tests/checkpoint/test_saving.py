@@ -8,12 +8,13 @@ import pytest
 import torch
 from tests.base.refusals import refused
 from tests.checkpoint.readers import change_layer, config_of, rewrite
+from tests.kernels.weights import second_order_tensor
 from tests.models.architectures import CONFIGS, ENCODERS, logits, make, token_ids
 from tests.models.folders import change_tensors, flip
 from tests.tiny_models import byte_tokenizer
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from lutlab import load, save
+from lutlab import formats, load, save
 from lutlab.api import quantize_tensor
 from lutlab.base.kept.files import write_sums
 from lutlab.checkpoint.transformers import LutlabConfig
@@ -35,6 +36,8 @@ def mixed(name):
             continue
         weight = weight_of(module).contiguous()
         packed = quantize_tensor(weight, q=1 + index % 5, **OPTIONS[index % 4])
+        if index == 6:
+            packed = formats.pack(second_order_tensor(*weight.shape, 3, 16, ordered=True))
         model.set_submodule(path, QuantLinear(packed, module.bias))
         if index == 7:  # of a float offset a group
             tensor = packed.unpack()

@@ -12,6 +12,7 @@ from lutlab import formats
 from lutlab.base import second_order
 from lutlab.quantizers.gptq_bcq import GPTQBCQ, Grids
 from lutlab.quantizers.hessian_bcq import HessianBCQ
+from lutlab.tuning import blocks, scales
 
 METHODS = (GPTQBCQ, HessianBCQ)
 
@@ -89,3 +90,6 @@ def test_what_has_no_meaning_is_refused():
     for method in METHODS:
         refused("alpha_bits=3: give 4 to 8, or 16", method, alpha_bits=3)
         refused("take alpha_dtype=fp16, or alpha_bits=16", method, alpha_bits=4, alpha_dtype="fp32")
+        for tuned in (scales, blocks):
+            tuned.check_tunable(method())
+            refused("with alpha_bits=16", tuned.check_tunable, method(alpha_bits=4))
