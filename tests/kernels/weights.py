@@ -28,8 +28,10 @@ def second_order_tensor(rows, columns, q, g, *, scale_bits=4, offset=True, order
     return SecondOrderTensor(
         codes=torch.randint(0, 2**q, (rows, columns), generator=draw, dtype=torch.uint8),
         scale_code=torch.randint(0, 2**scale_bits, size, generator=draw, dtype=torch.uint8),
-        scale_step=(torch.rand(grids, generator=draw) + 0.01).half(),
-        scale_zero=torch.randint(-127, 128, grids, generator=draw, dtype=torch.int8),
+        scale_step=torch.randint(1, 16, grids, generator=draw).half() / 64,
+        scale_zero=torch.randint(
+            -128, 129 - 2**scale_bits, grids, generator=draw, dtype=torch.int8
+        ),
         bits=q,
         group_size=g,
         scale_bits=scale_bits,

@@ -18,31 +18,36 @@ METHODS = (GPTQBCQ, HessianBCQ)
 
 
 @given(
-    bits=st.sampled_from([1, 4, 5, 6, 8]), step=st.floats(2.0**-24, 170), zero=st.integers(-127, 127),
+    bits=st.integers(1, 7), significant=st.integers(1, 15), place=st.integers(-24, 5), zero=st.integers(-128, 126),
 )  # fmt: skip
-def test_codes_are_those_of_the_decoded_coefficients(bits, step, zero):
+def test_every_point_of_a_grid_is_a_float16_and_has_its_code(bits, significant, place, zero):
     code = torch.arange(2**bits, dtype=torch.uint8).view(1, 1, -1)
-    grid = torch.tensor([[step]]).half(), torch.tensor([[zero]], dtype=torch.int8)
-    assert torch.equal(second_order.nearest(second_order.decoded(code, *grid), *grid, bits), code)
+    zero = min(zero, 128 - 2**bits)
+    grid = torch.tensor([[significant * 2.0**place]]).half(), torch.tensor([[zero]])
+    a = second_order.decoded(code, *grid)
+    assert a.flatten().tolist() == [(c + zero) * significant * 2.0**place for c in range(2**bits)]
+    assert torch.equal(second_order.nearest(a, *grid, bits), code)
 
 
 def test_weights_are_by_the_definition():
     tensor = second_order_tensor(5, 45, 3, 16, scale_bits=5, ordered=True)
     grids = tensor.scale_step.double()[:, :, None], tensor.scale_zero.double()[:, :, None]
-    a = (grids[0] * (tensor.scale_code + grids[1])).half()  # exact until then
+    a = (grids[0] * (tensor.scale_code + grids[1])).half()
     binary = tensor.binary()
     assert_same((binary.alpha, binary.offset), (a[:3], a[3]))
     assert_same(formats.dequantize(tensor), exact(binary).float())
 
 
-@given(seed=st.integers(0, 2**31), groups=st.integers(1, 20), bits=st.sampled_from([4, 8]))
+@given(seed=st.integers(0, 2**31), groups=st.integers(1, 20), bits=st.sampled_from([4, 7]))
 def test_a_grid_errs_by_half_a_step_of_the_range_at_most_on_average(seed, groups, bits):
     a = drawn(3, 4, groups, seed=seed) * 0.1 + torch.tensor([2.0, 0.5, 0.0])[:, None, None]
     step, zero = second_order.grid(a, bits)
     error = second_order.decoded(second_order.nearest(a, step, zero, bits), step, zero).float() - a
     low, high = a.aminmax(dim=2)
     widest = torch.maximum((high - low) / (2**bits - 1), torch.maximum(-low, high) / 127)
-    assert (error.square().mean(dim=2).sqrt() <= widest * 0.6 + 1e-3 * high.abs()).all()
+    assert (error.square().mean(dim=2).sqrt() <= widest * 0.6).all()
+    mantissa, _ = torch.frexp(step.double())
+    assert (mantissa * 16 % 1 == 0).all()
 
 
 @pytest.mark.parametrize("value", [0.0, 0.75, -3.0])
@@ -50,11 +55,11 @@ def test_equal_coefficients_and_zeros_have_a_grid(value):
     a = torch.full((1, 2, 5), value)
     grid = second_order.grid(a, 4)
     back = second_order.decoded(second_order.nearest(a, *grid, 4), *grid)
-    torch.testing.assert_close(back.float(), a, rtol=2**-10, atol=0)
+    torch.testing.assert_close(back.float(), a, rtol=0.005, atol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("q", "g", "bits"), [(2, 16, 4), (3, 32, 4), (3, 32, 6)])
+@pytest.mark.parametrize(("q", "g", "bits"), [(2, 16, 4), (3, 32, 4), (3, 32, 7)])
 def test_few_bits_of_a_coefficient_cost_hardly_any_error(method, q, g, bits):
     weight, hessian = drawn(96, 192), correlated(192)
     wide, few = (quantize(method(alpha_bits=b), weight, q, g, hessian) for b in (16, bits))
@@ -88,7 +93,7 @@ def test_rows_of_zeros_stay_zeros():
 
 def test_what_has_no_meaning_is_refused():
     for method in METHODS:
-        refused("alpha_bits=3: give 4 to 8, or 16", method, alpha_bits=3)
+        refused("alpha_bits=3: give 4 to 7, or 16", method, alpha_bits=3)
         refused("take alpha_dtype=fp16, or alpha_bits=16", method, alpha_bits=4, alpha_dtype="fp32")
         for tuned in (scales, blocks):
             tuned.check_tunable(method())

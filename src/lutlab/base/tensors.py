@@ -82,7 +82,8 @@ class SecondOrderTensor:
     """A BCQTensor whose coefficients, the alphas and behind them an offset, are of second order (second_order.py).
 
     codes: [N, K] uint8, as in BCQTensor; scale_code: [P, N, G] uint8 in 0..2^scale_bits-1, P = bits or bits + 1;
-    scale_step: [P, N] float16 >= 0; scale_zero: [P, N] int8. order: as in UniformTensor.
+    scale_step: [P, N] float16 >= 0 of 4 significant bits; scale_zero: [P, N] int8 in -128..128-2^scale_bits.
+    order: as in UniformTensor.
     """
 
     codes: torch.Tensor

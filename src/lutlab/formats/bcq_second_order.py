@@ -32,7 +32,7 @@ from lutlab.formats.contract import Choice, Choices, Format, check_layout
 class PackedSecondOrder(Format):
     """planes, scale_code, scale_step, scale_zero as the module draws them; shape (N, K); order as in PackedBCQ.
 
-    scale_bits: bits of a coefficient's code, 1-8.
+    scale_bits: bits of a coefficient's code, 1-7.
     """
 
     version: ClassVar[int] = 1
@@ -127,7 +127,7 @@ class PackedSecondOrder(Format):
     ) -> PackedSecondOrder:
         """A weight without numbers, in buffers of the layout's sizes."""
         flag = (False, True)
-        choices: Choices = {"q": (), "g": (), "scale_bits": tuple(range(1, 9)), "has_offset": flag}
+        choices: Choices = {"q": (), "g": (), "scale_bits": tuple(range(1, 8)), "has_offset": flag}
         check_layout(layout, choices | {"has_order": flag})
         rows, columns = shape = layout["out_features"], layout["in_features"]
         q, bits = check_bits(layout["q"]), layout["scale_bits"]

@@ -49,8 +49,8 @@ GAUSSIAN_STEP = (1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
 
 def _of_a_coefficient(name: str, value: int) -> None:
     """Bits that are stored of a coefficient: of a code on a grid, or of a float (fp32 takes twice as many)."""
-    if value != 16 and not 4 <= value <= 8:
-        raise LutlabError(f"{name}={value}: give 4 to 8, or 16 for coefficients without a grid")
+    if value != 16 and not 4 <= value <= 7:
+        raise LutlabError(f"{name}={value}: give 4 to 7, or 16 for coefficients without a grid")
 
 
 @register("method", "gptq_bcq")
