@@ -2,9 +2,9 @@
 
     a[p, n, i] = step[p, n] * (code[p, n, i] + zero[p, n]),  code in 0 .. 2^b-1
 
-p numbers the coefficients of a group, n the rows, i the groups of a row. A grid is 24 bits for all groups of a row. Scales
-of Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), Eq. 3, are of this form, with grids of bands of
-rows.
+p numbers the coefficients of a group, n the rows, i the groups of a row. A grid is 24 bits for all groups of a row.
+Scales of Li et al., "Fast and Efficient 2-bit LLM Inference on GPU" (ICCAD 2024), Eq. 3, are of this form, with grids
+of bands of rows.
 
 Nothing is rounded: a step has 4 significant bits and code + zero is -128 .. 127, so that every a is a float16.
 """
