@@ -5,7 +5,7 @@
         [--peers onnxruntime]  only those
         [--search]             find QIGen's micro kernel on this machine first, if nobody has
         [--batch 2 4 8 16]     also these numbers of rows of x, and dequantize + torch.mm
-        [--own planes mixed]   of ours only those; torch always runs
+        [--own planes mixed]   of ours only those; torch always runs; coefficients: of 16 and of 4 bits, three groups
         [--isa avx2]           instead of the best this CPU runs
 
 Every contestant's output is checked before it is timed: against float64 for ours and torch's, against a product of the
@@ -31,7 +31,7 @@ import functools
 from pathlib import Path
 
 import origin
-from cpu_contestants import GROUP, copies, mixed, ours, qigens
+from cpu_contestants import GROUP, coefficients, copies, mixed, ours, qigens
 from cpu_peers import KINDS, Peer
 from peers import able
 from peers.torch import Torch
@@ -40,7 +40,8 @@ from lutlab.measure.timing import COLD, RESIDENT, Contestant, CpuTimer, cpu_read
 from lutlab.peers.contract import MultipliesOnCPU, Product
 
 GOAL = 0.8  # of the read bandwidth, AVX2, two threads, q = 2, 3, 4
-OWN = {"planes": ours, "mixed": mixed, "qigen": qigens}
+OWN = {"planes": ours, "mixed": mixed, "qigen": qigens, "coefficients": coefficients}
+USUAL = ["planes", "mixed", "qigen"]
 PEERS = [name for name, peer in able(MultipliesOnCPU).items() if peer is not Torch]
 
 
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--batch", nargs="+", type=int, default=[1], help="rows of x")
     parser.add_argument("--bits", nargs="+", type=int, default=[4, 3, 2])
-    parser.add_argument("--own", nargs="+", choices=OWN, default=list(OWN))
+    parser.add_argument("--own", nargs="+", choices=OWN, default=USUAL)
     parser.add_argument("--isa", help="instead of the best this CPU runs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(

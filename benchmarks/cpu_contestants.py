@@ -28,7 +28,6 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
     from lutlab.kernels.codegen import isa
     from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
     from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
-    from lutlab.measure.products import relative_error
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
     generator = torch.Generator().manual_seed(0)
@@ -67,20 +66,9 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
             packed = uniform_gemv.empty(uniform).filled(uniform)
             weights[f"uniform q{q}"] = (packed, built(packed, on), "fp32", 1e-6)
         for name, (packed, kernel, activations, limit) in weights.items():
-            dense = packed.dequantize()
-            error = relative_error(kernel.gemv(x, packed), x, dense)
-            assert error < limit, (name, error)
-            streams = [packed.stream.clone() for _ in range(copies(packed.stream.numel(), args))]
-
-            def run(i: int, kernel=kernel, packed=packed, streams=streams) -> None:
-                object.__setattr__(packed, "stream", streams[i])
-                kernel.gemv(x, packed)
-
-            size = packed.stream.numel()
             named = f"lutlab {name} ({on.name})"
-            found.append(
-                Product(named, size, len(streams), run, error=error, activations=activations)
-            )
+            product, streams = rotated(named, packed, kernel, x, limit, args, activations)
+            found.append(product)
             if m > 1 and name.endswith("q4"):
                 room = torch.empty(shape)
 
@@ -89,7 +77,55 @@ def ours(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Produ
                     torch.nn.functional.linear(x, kernel.dense(packed, out=room))
 
                 named = f"lutlab {name} dense + torch mm"
-                found.append(Product(named, size, len(streams), dense_gemm))
+                found.append(Product(named, product.bytes, len(streams), dense_gemm))
+    return found
+
+
+def rotated(
+    name: str, packed, kernel, x, limit: float, args: argparse.Namespace, activations: str = "fp32"
+):
+    """A product whose weights lie at as many places as `copies` says, and these; its error is below the limit."""
+    from lutlab.measure.products import relative_error
+
+    error = relative_error(kernel.gemv(x, packed), x, packed.dequantize())
+    assert error < limit, (name, error)
+    size = packed.stream.numel()
+    streams = [packed.stream.clone() for _ in range(copies(size, args))]
+
+    def run(i: int) -> None:
+        object.__setattr__(packed, "stream", streams[i])
+        kernel.gemv(x, packed)
+
+    product = Product(name, size, len(streams), run, error=error, activations=activations)
+    return product, streams
+
+
+def coefficients(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Product]:
+    """Planes with an offset, in groups of 32 to 128, with coefficients of 16 bits and of 4."""
+    import torch
+
+    from lutlab.base import second_order
+    from lutlab.base.tensors import BCQTensor
+    from lutlab.formats import bcq
+    from lutlab.formats.bcq_second_order import PackedSecondOrder
+    from lutlab.kernels.codegen import isa
+    from lutlab.kernels.cpu import bcq_gemv
+    from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
+
+    on = next(one for one in isa.runnable() if args.isa in (None, one.name))
+    draw, (rows, columns) = torch.Generator().manual_seed(0), shape
+    x, found = torch.randn(m, columns, generator=draw), []
+    for q in args.bits:
+        for g in (32, 64, GROUP):
+            codes = torch.randint(0, 2**q, shape, generator=draw, dtype=torch.uint8)
+            a = torch.rand(q + 1, rows, columns // g, generator=draw).half()
+            plain = bcq.pack(BCQTensor(codes, a[:q], a[q], q, g))
+            coarse = PackedSecondOrder.encoded(plain, *second_order.grid(a, 4), 4)
+            for bits, stored in ((16, plain), (4, coarse)):
+                lanes = bcq_gemv.lane_bytes(on, g, columns)
+                packed = bcq_gemv.empty(stored, lanes).filled(stored)
+                name = f"lutlab bcq q{q} g{g} with offset, alpha_bits={bits} ({on.name})"
+                found.append(rotated(name, packed, built(packed, on), x, 1e-6, args)[0])
     return found
 
 
@@ -112,7 +148,6 @@ def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Prod
     from lutlab.kernels.codegen import isa
     from lutlab.kernels.cpu import mixed_gemv
     from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
-    from lutlab.measure.products import relative_error
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
     x = torch.randn(m, shape[1], generator=torch.Generator().manual_seed(0))
@@ -120,18 +155,8 @@ def mixed(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Prod
     for name, mix in MIXES.items():
         stored = PackedMixed.pack(drawn_mixed(shape, *mix))
         packed = mixed_gemv.empty(stored, on).filled(stored)
-        kernel = built(packed, on)
-        error = relative_error(kernel.gemv(x, packed), x, kernel.dense(packed))
-        assert error < 1e-6, (name, error)
-        size = packed.stream.numel()
-        streams = [packed.stream.clone() for _ in range(copies(size, args))]
-
-        def run(i: int, kernel=kernel, packed=packed, streams=streams) -> None:
-            object.__setattr__(packed, "stream", streams[i])
-            kernel.gemv(x, packed)
-
         named = f"lutlab mixed {name} ({on.name})"
-        found.append(Product(named, size, len(streams), run, error=error))
+        found.append(rotated(named, packed, built(packed, on), x, 1e-6, args)[0])
     return found
 
 

@@ -7,6 +7,7 @@ import torch
 from lutlab.base.groups import group_count
 from lutlab.base.tensors import BCQTensor, SecondOrderTensor, UniformTensor
 from lutlab.formats import bcq
+from lutlab.formats.bcq_second_order import PackedSecondOrder
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
 
@@ -57,8 +58,10 @@ def uniform_tensor(
 
 
 def packed(rows, columns, kind, q, g, *, lane_bytes=4, **options):
-    """A packed weight; kind: planes, planes of uniform codes, or codes."""
-    if kind == "planes":
+    """A packed weight; kind: planes, planes of second order, planes of uniform codes, or codes."""
+    if kind == "second order":
+        plain = PackedSecondOrder.pack(second_order_tensor(rows, columns, q, g, **options))
+    elif kind == "planes":
         plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
     else:
         plain = PackedUniform.pack(uniform_tensor(rows, columns, q, g, **options))

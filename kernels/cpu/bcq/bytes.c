@@ -21,7 +21,7 @@ enum {
 
 /* One row of x times plane `plane` of one unit of 32 rows. A call of its own, or the registers that its callers need
    are missing in the loop. */
-static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, long unit_words, const uint8_t *table,
+static __attribute__((noinline)) void add_plane(const uint8_t *unit, const float *grids, int plane, long unit_words, const uint8_t *table,
                                                 float scale, float *y, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
@@ -57,7 +57,7 @@ static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, 
 {% endfor %}
         const rows_f sum = four_digits(two_digits(digit0, digit1), two_digits(digit2, {{ "digit3" if digits == 4 else "none" }}), bias);
         (void)none;
-        add_sum(unit, plane, v, scale, sum, y);
+        add_sum(unit, grids, plane, v, scale, sum, y);
     }
 }
 

@@ -25,7 +25,7 @@ static INLINE rows_h less_bias(long lookups) { return _mm256_set1_epi16((short)-
 
 /* One row of x times plane `plane` of one unit of 32 rows. A call of its own, or the registers that its callers need
    are missing in the loop. */
-static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, long unit_words, const uint8_t *table,
+static __attribute__((noinline)) void add_plane(const uint8_t *unit, const float *grids, int plane, long unit_words, const uint8_t *table,
                                                 float scale, float *y, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
@@ -52,14 +52,14 @@ static __attribute__((noinline)) void add_plane(const uint8_t *unit, int plane, 
 {% endfor %}
 {% endfor %}
     }
-    add_sum(unit, plane, 0, scale,
+    add_sum(unit, grids, plane, 0, scale,
             three_bytes(without_odd(both0, odd0), without_odd(both1, odd1), without_odd(both2, odd2)), y);
-    add_sum(unit, plane, 1, scale, three_bytes(odd0, odd1, odd2), y);
+    add_sum(unit, grids, plane, 1, scale, three_bytes(odd0, odd1, odd2), y);
 }
 
 {% if pairs %}
 /* The same of planes `plane` and `plane` + 1, of `count` <= PAIR_WORDS words from `word` on. */
-static __attribute__((noinline)) void add_pair(const uint8_t *unit, int plane, long word, long count, const uint8_t *table,
+static __attribute__((noinline)) void add_pair(const uint8_t *unit, const float *grids, int plane, long word, long count, const uint8_t *table,
                                                float scale, float *y, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + word * WORD_BYTES + plane * 128;
@@ -88,7 +88,7 @@ static __attribute__((noinline)) void add_pair(const uint8_t *unit, int plane, l
     }
     /* Rows 16 h + 8 i + ..., h alternating: those of i = 0, 1. */
     const rows_f i0 = three_bytes(low0, low1, low2), i1 = three_bytes(high0, high1, high2);
-    for (int v = 0; v < 2; v++) add_sum(unit, plane, v, scale, v ? odd_floats(i0, i1) : even_floats(i0, i1), y);
+    for (int v = 0; v < 2; v++) add_sum(unit, grids, plane, v, scale, v ? odd_floats(i0, i1) : even_floats(i0, i1), y);
 }
 {% endif %}
 

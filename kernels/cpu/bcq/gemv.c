@@ -25,7 +25,7 @@ static INLINE void add_to(float *y, rows_f sum) { store_f32(y, add(load_f32(y), 
 {% for other in all[1:] %}
         {{ all[0] }} = add({{ all[0] }}, {{ other }});
 {% endfor %}
-        add_to(y + {{ m ~ " * y_stride + " if m }}{{ 16 * (i % 2) }}, mul(load_alpha(unit, {{ group }}, plane + {{ i // 2 }}, {{ i % 2 }}), {{ all[0] }}));
+        add_to(y + {{ m ~ " * y_stride + " if m }}{{ 16 * (i % 2) }}, mul(load_alpha(unit, grids, {{ group }}, plane + {{ i // 2 }}, {{ i % 2 }}), {{ all[0] }}));
 {% endfor %}
 {% endfor %}
 {%- endmacro %}
@@ -34,14 +34,14 @@ static INLINE void add_to(float *y, rows_f sum) { store_f32(y, add(load_f32(y), 
 {% set planes = loop_of.vectors // 2 %}
 /* {{ loop_of.m }} row{{ "s" if loop_of.m > 1 }} of x times {{ planes }} plane{{ "s" if planes > 1 }}, from `plane` on, of one unit of 32 rows: w0, w1 are the words of a plane's rows
    0-15 and 16-31, w2, w3 those of the next plane; t, sums and y are {{ "arrays of " ~ loop_of.m ~ ", `*_stride` floats apart" if loop_of.m > 1 else "those of the row of x" }}. */
-static INLINE void planes_{{ planes }}_rows_{{ loop_of.m }}(const uint8_t *unit, int plane, long unit_words, const float *t, long t_stride, float *y,
+static INLINE void planes_{{ planes }}_rows_{{ loop_of.m }}(const uint8_t *unit, const float *grids, int plane, long unit_words, const float *t, long t_stride, float *y,
                           long y_stride, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
     (void)t_stride, (void)y_stride;
 {% if weigh == "first" and groups_in_unit == 1 %}
 {% for i in tile %}
-    const rows_f a{{ i }} = load_alpha(unit, 0, plane + {{ i // 2 }}, {{ i % 2 }});
+    const rows_f a{{ i }} = load_alpha(unit, grids, 0, plane + {{ i // 2 }}, {{ i % 2 }});
 {% endfor %}
 {% endif %}
     rows_f {{ loop_of.sums() | join(" = broadcast(0), ") }} = broadcast(0);
@@ -56,7 +56,7 @@ static INLINE void planes_{{ planes }}_rows_{{ loop_of.m }}(const uint8_t *unit,
 {% set cut = loop.index0 %}
 {% if weigh == "first" and groups_in_unit > 1 and column % span == 0 %}
 {% for i in tile %}
-        {{ "" if column else "rows_f " }}a{{ i }} = load_alpha(unit, {{ column // span }}, plane + {{ i // 2 }}, {{ i % 2 }});
+        {{ "" if column else "rows_f " }}a{{ i }} = load_alpha(unit, grids, {{ column // span }}, plane + {{ i // 2 }}, {{ i % 2 }});
 {% endfor %}
 {% endif %}
 {% for m in range(loop_of.m) %}
@@ -96,7 +96,7 @@ static INLINE void planes_{{ planes }}_rows_{{ loop_of.m }}(const uint8_t *unit,
 {% endfor %}
 {% for m in batches %}
 /* {{ m }} row{{ "s" if m > 1 }} of x times one unit, offsets included. */
-static INLINE void unit_{{ m }}(const uint8_t *unit, long unit_words, const float *t, long t_stride, const float *sums,
+static INLINE void unit_{{ m }}(const uint8_t *unit, const float *grids, long unit_words, const float *t, long t_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
@@ -104,12 +104,12 @@ static INLINE void unit_{{ m }}(const uint8_t *unit, long unit_words, const floa
 {% for loop_of in loops if loop_of.m == m %}
 {% set planes = loop_of.vectors // 2 %}
     for (; plane + {{ planes }} <= Q; plane += {{ planes }})
-        planes_{{ planes }}_rows_{{ m }}(unit, plane, unit_words, t, t_stride, y, y_stride, ahead);
+        planes_{{ planes }}_rows_{{ m }}(unit, grids, plane, unit_words, t, t_stride, y, y_stride, ahead);
 {% endfor %}
 {% if offset %}
     for (int m = 0; m < {{ m }}; m++)
         for (int group = 0; group < GROUPS; group++)
-            add_offset(unit, group, sums[m * sums_stride + group], y + m * y_stride);
+            add_offset(unit, grids, group, sums[m * sums_stride + group], y + m * y_stride);
 {% else %}
     (void)sums, (void)sums_stride;
 {% endif %}

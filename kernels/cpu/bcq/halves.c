@@ -19,7 +19,7 @@ enum {
 
 {% for planes in together %}
 /* One row of x times {{ planes }} plane{{ "s" if planes > 1 }} of one unit of 32 rows, from `plane` on. */
-static INLINE void add_planes_{{ planes }}(const uint8_t *unit, int plane, long unit_words, const int16_t *table, float scale, float *y,
+static INLINE void add_planes_{{ planes }}(const uint8_t *unit, const float *grids, int plane, long unit_words, const int16_t *table, float scale, float *y,
                                 long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
@@ -54,13 +54,13 @@ static INLINE void add_planes_{{ planes }}(const uint8_t *unit, int plane, long 
 {% endfor %}
     }
 {% for p in range(planes) %}{% for v, name in ((0, "low"), (1, "high")) %}
-    add_sum(unit, plane + {{ p }}, {{ v }}, scale, {% if sums == 2 %}add(to_floats({{ name }}{{ p }}_0), to_floats({{ name }}{{ p }}_1)){% else %}to_floats({{ name }}{{ p }}_0){% endif %}, y);
+    add_sum(unit, grids, plane + {{ p }}, {{ v }}, scale, {% if sums == 2 %}add(to_floats({{ name }}{{ p }}_0), to_floats({{ name }}{{ p }}_1)){% else %}to_floats({{ name }}{{ p }}_0){% endif %}, y);
 {% endfor %}{% endfor %}
 }
 
 {% endfor %}
 /* One row of x times one unit, offsets included. */
-static INLINE void unit_1(const uint8_t *unit, long unit_words, const float *t, long t_stride, const float *sums,
+static INLINE void unit_1(const uint8_t *unit, const float *grids, long unit_words, const float *t, long t_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
     (void)t_stride, (void)sums_stride, (void)y_stride;
@@ -68,10 +68,10 @@ static INLINE void unit_1(const uint8_t *unit, long unit_words, const float *t, 
     int plane = 0;
 {% for planes in together %}
     for (; plane + {{ planes }} <= Q; plane += {{ planes }})
-        add_planes_{{ planes }}(unit, plane, unit_words, (const int16_t *)t, sums[0], y, ahead);
+        add_planes_{{ planes }}(unit, grids, plane, unit_words, (const int16_t *)t, sums[0], y, ahead);
 {% endfor %}
 {% if offset %}
-    add_offset(unit, 0, sums[1], y);
+    add_offset(unit, grids, 0, sums[1], y);
 {% endif %}
 }
 

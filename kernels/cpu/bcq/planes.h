@@ -4,23 +4,39 @@ enum {
     ROWS = 32,                      /* of a block: two vectors of 16 */
     WORD_COLUMNS = 32,
     GROUPS = {{ groups_in_unit }},                     /* in a unit */
+    GRID_FLOATS = {{ 2 * 32 * (q + (offset is not none)) if alpha == "u8" else 0 }},{{ " " * (16 - (2 * 32 * (q + (offset is not none)) if alpha == "u8" else 0) | string | length) }}/* of a block's coefficients: for each, steps of all rows, then step * zero */
     WORDS_AT = {{ scale_bytes + offset_bytes }},{{ " " * (19 - (scale_bytes + offset_bytes) | string | length) }}/* of a unit: scales come first */
     WORD_BYTES = Q * ROWS * 4       /* of a block */
 };
 
-static INLINE rows_f load_alpha(const uint8_t *unit, int group, int plane, int v)
+{% if alpha == "u8" %}
+/* Coefficients of 16 rows of second order, exact: step * code + step * zero; grid: those of the coefficient and rows. */
+static INLINE rows_f load_coefficient(const uint8_t *code, const float *grid)
+{
+    return fma_rows(load_u8(code), load_f32(grid), load_f32(grid + ROWS));
+}
+{% endif %}
+static INLINE rows_f load_alpha(const uint8_t *unit, const float *grids, int group, int plane, int v)
 {
 {% if uniform %}
-    /* LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s */
+    (void)grids; /* LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s */
     return mul(broadcast(0.5f * (float)(1 << plane)), load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}));
+{% elif alpha == "u8" %}
+    return load_coefficient(unit + (group * Q + plane) * ROWS + v * 16, grids + plane * 2 * ROWS + v * 16);
 {% else %}
+    (void)grids;
     return load_{{ alpha }}(unit + ((group * Q + plane) * ROWS + v * 16) * {{ alpha_size }});
 {% endif %}
 }
 {% if offset %}
-static INLINE rows_f load_offset(const uint8_t *unit, int group, int v)
+static INLINE rows_f load_offset(const uint8_t *unit, const float *grids, int group, int v)
 {
+{% if offset == "u8" %}
+    rows_f z = load_coefficient(unit + {{ scale_bytes }} + group * ROWS + v * 16, grids + Q * 2 * ROWS + v * 16);
+{% else %}
+    (void)grids;
     rows_f z = load_{{ offset }}(unit + {{ scale_bytes }} + (group * ROWS + v * 16) * {{ offset_size }});
+{% endif %}
 {% if uniform and offset != "i16" %}
     /* LUT-GEMM Eq. 5: z = s (2^q - 1) / 2 + offset */
     z = fma_rows(load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}), broadcast({{ (2 ** q - 1) / 2 }}f), z);
@@ -32,18 +48,18 @@ static INLINE rows_f load_offset(const uint8_t *unit, int group, int v)
     return z;
 }
 /* y += offset * sum of the group's activations */
-static INLINE void add_offset(const uint8_t *unit, int group, float sum, float *y)
+static INLINE void add_offset(const uint8_t *unit, const float *grids, int group, float sum, float *y)
 {
     for (int v = 0; v < 2; v++)
-        store_f32(y + v * 16, fma_rows(load_offset(unit, group, v), broadcast(sum), load_f32(y + v * 16)));
+        store_f32(y + v * 16, fma_rows(load_offset(unit, grids, group, v), broadcast(sum), load_f32(y + v * 16)));
 }
 {% endif %}
 
 /* y += scale * alpha of a plane * sum, of 16 rows. */
-static INLINE void add_sum(const uint8_t *unit, int plane, int v, float scale, rows_f sum, float *y)
+static INLINE void add_sum(const uint8_t *unit, const float *grids, int plane, int v, float scale, rows_f sum, float *y)
 {
     y += v * 16;
-    store_f32(y, fma_rows(mul(broadcast(scale), load_alpha(unit, 0, plane, v)), sum, load_f32(y)));
+    store_f32(y, fma_rows(mul(broadcast(scale), load_alpha(unit, grids, 0, plane, v)), sum, load_f32(y)));
 }
 
 /* The words of 16 rows of a plane, row v * 16 first; p: that word of the plane. */
@@ -71,7 +87,7 @@ static INLINE void add_exactly(rows_f *sum, rows_f *rest, rows_f b)
 {% include "rows/nearest.h" %}
 {% endif %}
 /* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
-static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
+static void dequantize_unit(const uint8_t *unit, const float *grids, int v, long unit_words, float *tile)
 {
     for (int group = 0; group < GROUPS; group++) {
 {% if floats %}
@@ -80,8 +96,8 @@ static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *
         rows_f a[Q], z = broadcast({{ (2 ** q - 1) / 2 }}f); /* of the code, which is exact */
         for (int plane = 0; plane < Q; plane++) a[plane] = broadcast(0.5f * (float)(1 << plane));
 {% else %}
-        rows_f a[Q], z = {{ "load_offset(unit, group, v)" if offset else "broadcast(0)" }};
-        for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
+        rows_f a[Q], z = {{ "load_offset(unit, grids, group, v)" if offset else "broadcast(0)" }};
+        for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, grids, group, plane, v);
 {% endif %}
         for (long word = 0; word < unit_words; word++) {
             rows_w w[Q];
@@ -98,12 +114,12 @@ static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *
 }
 
 /* Columns of `count` words from word `first` on, with ordinary sums: tile[(v * columns + column) * 16 + lane]. */
-static void dequantize_tile(const uint8_t *unit, long first, long count, float *tile)
+static void dequantize_tile(const uint8_t *unit, const float *grids, long first, long count, float *tile)
 {
     for (int v = 0; v < 2; v++)
         for (int group = 0; group < GROUPS; group++) {
-            rows_f a[Q], z = {{ "load_offset(unit, group, v)" if offset else "broadcast(0)" }};
-            for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, group, plane, v);
+            rows_f a[Q], z = {{ "load_offset(unit, grids, group, v)" if offset else "broadcast(0)" }};
+            for (int plane = 0; plane < Q; plane++) a[plane] = load_alpha(unit, grids, group, plane, v);
             for (long word = 0; word < count; word++) {
                 const uint8_t *words = unit + WORDS_AT + (first + word) * WORD_BYTES;
                 float *to = tile + (v * count + word) * 32 * 16;

@@ -3,6 +3,13 @@ static INLINE long stored_columns(const geometry *k) { return k->units * k->unit
 
 {% include "rows/parts.h" %}
 
+/* Grids of a block's coefficients, which lie in halves behind all units of a stream of `blocks` blocks. */
+static INLINE void load_grids(const uint8_t *stream, long blocks, const geometry *k, long block, float *grids)
+{
+    stream += blocks * k->units * (WORDS_AT + k->unit_words * WORD_BYTES) + block * GRID_FLOATS * 2;
+    for (int i = 0; i < GRID_FLOATS; i += 16) store_f32(grids + i, load_f16(stream + 2 * i));
+}
+
 {% include "rows/tile.h" %}
 
 /* Blocks `first` .. `last`-1 of all panels, for m <= BATCH rows of x as arrange() left them. */
@@ -28,11 +35,13 @@ static void some_blocks(const float *x, long m, const struct part *parts, const 
         struct place here = place_of(parts, first);
         for (long block = first; block < last; block++, here = next_place(here)) {
             const uint8_t *at = here.part->stream + (here.part->blocks * panel + here.block * units) * unit_bytes;
+            float grids[GRID_FLOATS + 1];
+            load_grids(here.part->stream, here.part->blocks, &k, here.block, grids);
             long i = 0;
 {% for m in batches | reverse %}
             for (; i + {{ m }} <= m; i += {{ m }})
                 for (long u = 0; u < units; u++)
-                    unit_{{ m }}(at + u * unit_bytes, k.unit_words, ready + i * stride + u * unit_ready, stride,
+                    unit_{{ m }}(at + u * unit_bytes, grids, k.unit_words, ready + i * stride + u * unit_ready, stride,
                            sums + i * sums_stride + u * SUMS, sums_stride, y + i * y_stride + block * ROWS, y_stride, ahead);
 {% endfor %}
         }
@@ -48,12 +57,13 @@ void dequantize(const uint8_t *stream, const struct columns *k, const int32_t *c
     const long unit_columns = k->unit_words * WORD_COLUMNS;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
     for (long block = 0; block < blocks; block++) {
-        float tile[unit_columns * ROWS];
+        float tile[unit_columns * ROWS], grids[GRID_FLOATS + 1];
+        load_grids(stream, blocks, k, block, grids);
         for (long u = 0; u < k->units; u++) {
             const long panel = u / k->panel_units * k->panel_units;
             const long units = k->units - panel < k->panel_units ? k->units - panel : k->panel_units;
             const uint8_t *unit = stream + (blocks * panel + block * units + u - panel) * unit_bytes;
-            for (int v = 0; v < 2; v++) dequantize_unit(unit, v, k->unit_words, tile + v * 16);
+            for (int v = 0; v < 2; v++) dequantize_unit(unit, grids, v, k->unit_words, tile + v * 16);
             const int32_t *channel = channels ? channels + u * unit_columns : 0;
             for (long r = 0; r < ROWS && block * ROWS + r < n; r++) {
                 float *row = out + (block * ROWS + r) * k->channels + (channel ? 0 : u * unit_columns);

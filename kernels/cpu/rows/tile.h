@@ -15,17 +15,20 @@ static void some_blocks_by_tiles(const float *x, long m, const struct part *weig
         const long columns = units * unit_columns;
         share_out(x + panel * unit_columns, k.units * unit_columns, m, columns, ready);
         struct place here = place_of(weights, first);
-        for (long block = first; block < last; block++, here = next_place(here))
+        for (long block = first; block < last; block++, here = next_place(here)) {
+            float grids[GRID_FLOATS + 1];
+            load_grids(here.part->stream, here.part->blocks, &k, here.block, grids);
             for (long u = 0; u < units; u++) {
                 const uint8_t *unit = here.part->stream + (here.part->blocks * panel + here.block * units + u) * unit_bytes;
                 for (long line = 0; line < unit_bytes; line += 64) prefetch(unit + ahead + line);
                 for (long word = 0; word < k.unit_words; word += TILE_COLUMNS / WORD_COLUMNS) {
                     const long left = k.unit_words - word;
                     const long words = left < TILE_COLUMNS / WORD_COLUMNS ? left : TILE_COLUMNS / WORD_COLUMNS;
-                    dequantize_tile(unit, word, words, tile);
+                    dequantize_tile(unit, grids, word, words, tile);
                     multiply_parts(tile, ready, m, columns, u * unit_columns + word * WORD_COLUMNS, words * WORD_COLUMNS,
                                    y + block * ROWS, y_stride);
                 }
             }
+        }
     }
 }

@@ -31,6 +31,12 @@ static INLINE __m256 eight_i16(const __m128i *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128(p)));
 }
+static INLINE rows_f load_u8(const void *p)
+{
+    const __m128i bytes = _mm_loadu_si128(p);
+    return BOTH(rows_f, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))));
+}
 static INLINE rows_f load_i16(const void *p)
 {
     const __m128i *halves = p;

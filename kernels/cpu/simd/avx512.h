@@ -14,6 +14,7 @@ typedef __m512 table_f; /* 2^TABLE_BITS sums of activations, one for each patter
 static INLINE rows_w load_words(const void *p) { return _mm512_loadu_si512(p); }
 static INLINE rows_f load_f32(const void *p) { return _mm512_loadu_ps(p); }
 static INLINE rows_f load_f16(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256(p)); }
+static INLINE rows_f load_u8(const void *p) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p))); }
 static INLINE rows_f load_i16(const void *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(p)));

@@ -67,6 +67,13 @@ static INLINE void four_f16(const void *p, float *to)
     memcpy(all, &floats, sizeof all);
     memcpy(to, all, 4 * sizeof *to);
 }
+static INLINE rows_f load_u8(const void *p)
+{
+    typedef uint8_t sixteen __attribute__((vector_size(16)));
+    sixteen b;
+    memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, rows_f);
+}
 static INLINE rows_f load_i16(const void *p)
 {
     typedef int16_t sixteen __attribute__((vector_size(32)));

@@ -19,6 +19,7 @@
 enum {
     BITS = {{ bits }},                  /* of a field */
     ROWS = 32,                 /* of a block: two vectors of 16 */
+    GRID_FLOATS = 0,           /* a block has no grids */
     WORD_COLUMNS = 32 / BITS,
     WORDS_AT = {{ scale_bytes + offset_bytes }},{{ " " * (14 - (scale_bytes + offset_bytes) | string | length) }}/* of a unit: scales and {{ "offsets" if floats else "zero points" }} come first */
     WORD_BYTES = ROWS * 4,     /* of a block */
@@ -73,10 +74,10 @@ static INLINE void add_unit(const uint8_t *unit, int eight, __m256i a, __m256i b
 
 {% for loop_of in integer_loops %}
 /* {{ loop_of.m }} row{{ "s" if loop_of.m > 1 }} of x times one unit, zero points included. */
-static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, long unit_words, const float *x, long x_stride, const float *sums,
+static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids, long unit_words, const float *x, long x_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
-    (void)x_stride, (void)sums_stride, (void)y_stride;
+    (void)grids, (void)x_stride, (void)sums_stride, (void)y_stride;
     const __m256i none = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
     for (int eight = 0; eight < 4; eight += {{ loop_of.vectors }}) { /* rows at a time */
@@ -126,10 +127,10 @@ static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, long unit_words, co
 {% endif %}
 {% for loop_of in loops %}
 /* {{ loop_of.m }} row{{ "s" if loop_of.m > 1 }} of x times one unit, zero points included. */
-static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, long unit_words, const float *x, long x_stride, const float *sums,
+static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids, long unit_words, const float *x, long x_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
-    (void)x_stride, (void)sums_stride, (void)y_stride;
+    (void)grids, (void)x_stride, (void)sums_stride, (void)y_stride;
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
 {% for first in range(0, 2, loop_of.vectors) %}
 {% set tile = range(first, first + loop_of.vectors) %}
@@ -213,8 +214,9 @@ static void prepare(const float *x, long units, long unit_words, float *ready, f
 {% endif %}
 
 /* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
-static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *tile)
+static void dequantize_unit(const uint8_t *unit, const float *grids, int v, long unit_words, float *tile)
 {
+    (void)grids;
     const rows_f scale = load_scale(unit, v), {{ "offset = load_offset(unit, v)" if floats else "zero = load_i16(unit + %d + v * 32)" % scale_bytes }};
     for (long word = 0; word < unit_words; word++) {
         const rows_w w = load_words(unit + WORDS_AT + word * WORD_BYTES + v * 64);
@@ -228,8 +230,9 @@ static void dequantize_unit(const uint8_t *unit, int v, long unit_words, float *
 }
 
 /* Columns of `count` words from word `first` on: tile[(v * columns + column) * 16 + lane]. */
-static void dequantize_tile(const uint8_t *unit, long first, long count, float *tile)
+static void dequantize_tile(const uint8_t *unit, const float *grids, long first, long count, float *tile)
 {
+    (void)grids;
     for (int v = 0; v < 2; v++) {
         const rows_f offset = load_offset(unit, v), scale = load_scale(unit, v);
         for (long word = 0; word < count; word++, tile += WORD_COLUMNS * 16) {

@@ -54,6 +54,11 @@ class PackedSecondOrder(Format):
         return len(self.planes)
 
     @property
+    def has_offset(self) -> bool:
+        """Whether the coefficients of a group end with an offset."""
+        return len(self.scale_step) > self.bits
+
+    @property
     def bcq_bits(self) -> int:
         """Stored bits: this is a binary form."""
         return self.bits_stored
@@ -117,7 +122,7 @@ class PackedSecondOrder(Format):
             "q": self.bits,
             "g": self.group_size,
             "scale_bits": self.scale_bits,
-            "has_offset": len(self.scale_step) > self.bits,
+            "has_offset": self.has_offset,
             "has_order": self.order is not None,
         }
 

@@ -44,6 +44,13 @@ BY_HALVES(by_halves_cvtepi16_epi32, __m512i, __m256i, two_halves, two_quarters, 
           _mm256_cvtepi16_epi32(of.hi))
 BY_HALVES(by_halves_cvtepu16_epi32, __m512i, __m256i, two_halves, two_quarters, _mm256_cvtepu16_epi32(of.lo),
           _mm256_cvtepu16_epi32(of.hi))
+static inline __attribute__((always_inline)) __m512i by_halves_cvtepu8_epi32(__m128i a)
+{
+    const two_halves r = {_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8))};
+    __m512i whole;
+    memcpy(&whole, &r, sizeof whole);
+    return whole;
+}
 BY_HALVES(by_halves_cvtepi32_epi16, __m256i, __m512i, two_quarters, two_halves, lowest_16(of.lo), lowest_16(of.hi))
 #define _mm512_cvtepi32_ps by_halves_cvtepi32_ps
 #define _mm512_cvtps_epi32 by_halves_cvtps_epi32
@@ -51,4 +58,5 @@ BY_HALVES(by_halves_cvtepi32_epi16, __m256i, __m512i, two_quarters, two_halves, 
 #define _mm512_cvtps_ph(a, nearest) by_halves_cvtps_ph(a) /* the one rounding that is asked for */
 #define _mm512_cvtepi16_epi32 by_halves_cvtepi16_epi32
 #define _mm512_cvtepu16_epi32 by_halves_cvtepu16_epi32
+#define _mm512_cvtepu8_epi32 by_halves_cvtepu8_epi32
 #define _mm512_cvtepi32_epi16 by_halves_cvtepi32_epi16

@@ -24,9 +24,11 @@ SHIFTED = {"kind": "uniform planes", "q": 3, "shift": "f32", "scale": "f32"}
 KINDS = {
     "planes, offset": {"kind": "planes", "q": 3, "offset": "f32"},
     "uniform planes": {"kind": "uniform planes", "q": 3},
+    "second order": {"kind": "second order", "q": 2},
     "codes": {"kind": "codes", "q": 4},
     "codes, float offset": {"kind": "codes", "q": 4, "shift": "f16"},
     "planes in bytes": {"kind": "planes", "q": 3, "offset": "f32", "lane_bytes": 1},
+    "second order in bytes": {"kind": "second order", "q": 3, "lane_bytes": 1},
     "uniform planes in bytes": {"kind": "uniform planes", "q": 3, "lane_bytes": 1},
     "uniform planes in bytes, float offset": SHIFTED | {"lane_bytes": 1},
 }

@@ -25,6 +25,10 @@ That is lane_bytes = 4. With 2 or 1 a row's word is cut: [half 0: 32 rows] [half
     lane_bytes = 2   row 16 h + l               is at place 2 l + h
     lane_bytes = 1   row 16 h + 8 i + 4 j + l   is at place 16 j + 8 i + 2 l + h
 
+Of second order (formats/bcq_second_order.py) a coefficient is a byte, its code, and behind all units are the grids of
+each block: for each coefficient of a group [step: 32 rows float16] [step * zero: 32 rows float16]. Scales and offsets
+are filled up to whole 64 bytes, so that no load of words spans two lines of the cache.
+
 Uniform codes s * (codes - zero_point) have the same planes and fewer scales (Eq. 5: alpha_b = 2^(b-1) s): a unit then
 starts with [scale: groups_in_unit x 32 rows] [zero_point: groups_in_unit x 32 rows int16], or, of s * codes + m, with
 [scale: …] [m: groups_in_unit x 32 rows].
@@ -48,6 +52,7 @@ from lutlab.base.tensors import BCQTensor
 from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.bcq_second_order import PackedSecondOrder
+from lutlab.formats.code_words import in_order, pack_stream
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa, detect
@@ -59,6 +64,7 @@ from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import Loop, tiles
 
 Stored = PackedBCQ | PackedSecondOrder | PackedUniform
+LINE = 64  # bytes of a line of the cache
 
 # ---- the operation ----
 
@@ -66,8 +72,6 @@ Stored = PackedBCQ | PackedSecondOrder | PackedUniform
 @register("kernel", "bcq_gemv")
 class BCQGemv(RowsOp[Stored]):
     """Planes of bits, by lookup tables in registers; those of uniform codes share a scale.
-
-    Coefficients of second order are decoded when a weight is packed.
 
     tables: exact, or int16, which some CPUs have (kernel=int16 of a product).
     """
@@ -90,10 +94,11 @@ class BCQGemv(RowsOp[Stored]):
 class PackedBCQRows(RowsWeight[Stored]):
     """Planes.
 
-    scale_dtype: of alpha, or of the scales of uniform codes. uniform: whether the unit holds such scales, with their
-    offsets, or, where offset_dtype is int16, zero points. offset_dtype: None says that there is no offset. lane_bytes:
-    bytes of a row's word that lie together, 4, 2 or 1. wide_offset: [N, G] float64, which the stream holds in float32;
-    None where it holds all. grids: scale_step, scale_zero and scale_bits of coefficients of second order.
+    scale_dtype: of alpha, or of the scales of uniform codes; uint8: codes of second order. uniform: whether the unit
+    holds such scales, with their offsets, or, where offset_dtype is int16, zero points. offset_dtype: None says that
+    there is no offset. lane_bytes: bytes of a row's word that lie together, 4, 2 or 1. wide_offset: [N, G] float64,
+    which the stream holds in float32; None where it holds all. grids: scale_step, scale_zero and scale_bits of
+    coefficients of second order.
     """
 
     scale_dtype: torch.dtype
@@ -106,14 +111,11 @@ class PackedBCQRows(RowsWeight[Stored]):
     @property
     def widths(self) -> list[int]:
         """Bytes of the parts of a unit: scales, offsets, words."""
-        geo = self.geometry
-        scales = geo.groups_in_unit * ROWS * self.scale_dtype.itemsize
-        offsets = 0 if self.offset_dtype is None else self.offset_dtype.itemsize
-        return [
-            scales * (1 if self.uniform else self.bits),
-            geo.groups_in_unit * ROWS * offsets,
-            geo.unit_words * self.bits * ROWS * 4,
-        ]
+        geo, offset = self.geometry, self.offset_dtype
+        scales = 1 if self.uniform else self.bits
+        sizes = self.scale_dtype.itemsize, 0 if offset is None else offset.itemsize
+        of_scales = scale_bytes(geo.groups_in_unit, scales, *sizes)
+        return [*of_scales, geo.unit_words * self.bits * ROWS * 4]
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -138,8 +140,16 @@ class PackedBCQRows(RowsWeight[Stored]):
     def filled(self, stored: Stored) -> PackedBCQRows:
         """Planes, made of the codes where the weight is uniform, with its scales and offsets by blocks."""
         if isinstance(stored, PackedSecondOrder):
-            grids = stored.scale_step, stored.scale_zero, stored.scale_bits
-            return replace(self.filled(stored.to_bcq()), grids=grids)
+            tensor, q = stored.unpack(), self.bits
+            code, step = tensor.scale_code, tensor.scale_step
+            first = (step.float() * tensor.scale_zero).half()  # exact, of 11 significant bits
+            grids = torch.stack((step, first), dim=1).permute(2, 0, 1)
+            out = replace(self, grids=(tensor.scale_step, tensor.scale_zero, tensor.scale_bits))
+            out = _fill(out, stored.planes, code[:q], code[q] if len(code) > q else None)
+            behind = row_blocks.lanes(grids, self.shape[0]).permute(0, 2, 3, 1)
+            return replace(
+                out, stream=torch.cat((out.stream, in_order(behind).view(torch.uint8).flatten()))
+            )
         if isinstance(stored, PackedBCQ):
             offset = stored.offset
             if offset is None or offset.dtype != torch.float64:
@@ -159,8 +169,11 @@ class PackedBCQRows(RowsWeight[Stored]):
         wide = offset if self.wide_offset is None else self.wide_offset
         packed = PackedBCQ(planes, scales, wide, self.shape, self.group_size, self.order)
         if self.grids is not None:
-            step, zero, scale_bits = self.grids
-            return PackedSecondOrder.encoded(packed, step, zero, scale_bits)
+            step, zero, bits = self.grids
+            code = scales if offset is None else torch.cat((scales, offset.unsqueeze(0)))
+            stream = pack_stream(code, bits)
+            shape, g = self.shape, self.group_size
+            return PackedSecondOrder(planes, stream, step, zero, shape, g, bits, self.order)
         if not self.uniform or offset is None:  # uniform codes always have one
             return packed
         return self.stored_codes(bcq.unpack(packed).codes, scales[0], offset)
@@ -168,13 +181,16 @@ class PackedBCQRows(RowsWeight[Stored]):
 
 def empty(packed: Stored, lane_bytes: int = 4) -> PackedBCQRows:
     """The layout of a weight, without its stream."""
+    scale: torch.dtype
+    offset: torch.dtype | None
     if isinstance(packed, PackedSecondOrder):
-        packed = packed.to_bcq()
-    offset = None if packed.offset is None else packed.offset.dtype
-    if isinstance(packed, PackedUniform):
-        scale, offset = packed.scale.dtype, offset or torch.int16
+        scale, offset = torch.uint8, torch.uint8 if packed.has_offset else None
+    elif isinstance(packed, PackedUniform):
+        scale = packed.scale.dtype
+        offset = torch.int16 if packed.offset is None else packed.offset.dtype
     else:
         scale = packed.alpha.dtype
+        offset = None if packed.offset is None else packed.offset.dtype
     return PackedBCQRows(
         shape=packed.shape,
         bits=packed.bits,
@@ -185,6 +201,19 @@ def empty(packed: Stored, lane_bytes: int = 4) -> PackedBCQRows:
         uniform=isinstance(packed, PackedUniform),
         lane_bytes=lane_bytes,
     )
+
+
+def scale_bytes(groups: int, scales: int, scale_size: int, offset_size: int) -> tuple[int, int]:
+    """Bytes of a unit's scales and of its offsets, both together filled up to whole lines of the cache.
+
+    Args:
+        groups: number of groups in a unit.
+        scales: number of scales in a group.
+        scale_size: bytes of a scale.
+        offset_size: bytes of an offset, 0 where there is none.
+    """
+    both = groups * ROWS * scales * scale_size, groups * ROWS * offset_size
+    return both[0], both[1] + -sum(both) % LINE
 
 
 def _fill(
@@ -209,6 +238,9 @@ def _fill(
     if offset is not None:
         wide = row_blocks.lanes(geo.unit_scales(offset), rows)
         parts.append(wide.permute(0, 2, 3, 1))
+    filler = sum(out.widths[:2]) - sum(part[0, 0].numel() * part.itemsize for part in parts)
+    if filler:
+        parts.append(torch.zeros(*words_part.shape[:2], filler, dtype=torch.uint8))
     return replace(out, stream=row_blocks.write(geo, rows, [*parts, words_part]))
 
 
@@ -231,6 +263,10 @@ def _parts(packed: PackedBCQRows) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     alpha = geo.group_scales(scales.permute(3, 0, 4, 1, 2).flatten(1, 2)[:, :rows])
     offset = None
     if packed.offset_dtype is not None:
+        size = (
+            geo.groups_in_unit * ROWS * packed.offset_dtype.itemsize
+        )  # what is behind them is filler
+        offsets = offsets[..., :size].contiguous()
         wide = offsets.view(packed.offset_dtype).unflatten(2, (geo.groups_in_unit, ROWS))
         offset = geo.group_scales(wide.permute(0, 3, 1, 2).flatten(0, 1)[:rows]).contiguous()
     # clone, not contiguous: that keeps odd strides where a dimension is 1, and then no bytes can be viewed.
@@ -367,8 +403,8 @@ def source(
         isa: the instructions to write it in.
         q: planes, 1-8.
         groups_in_unit: 1, 2 or 4; more than 1: a unit is one word, and tables are of floats.
-        alpha: f16 or f32, what scales are stored in.
-        offset: f16, f32 or None; i16: zero points.
+        alpha: f16 or f32, what scales are stored in; u8: codes of second order.
+        offset: f16, f32, u8 or None; i16: zero points.
         uniform: whether the unit holds one scale of uniform codes in the place of alphas.
         table_bits: bits of an integer entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512. None: floats.
     """
@@ -394,7 +430,10 @@ def source(
     else:
         template, lane, tile_from = "bcq/bytes.c", 1, {isa.name: BYTES_TILE_FROM[min(q, 5)]}
         of_tables |= {"digit_bits": 6, "digits": table_bits // 6}
-    sizes = {"f16": 2, "i16": 2, "f32": 4, None: 0}
+    sizes = {"f16": 2, "i16": 2, "f32": 4, "u8": 1, None: 0}
+    bytes_of_scales, offset_bytes = scale_bytes(
+        groups_in_unit, 1 if uniform else q, sizes[alpha], sizes[offset]
+    )
     return templates.render(
         template,
         q=q,
@@ -405,8 +444,8 @@ def source(
         lane_bytes=lane,
         alpha_size=sizes[alpha],
         offset_size=sizes[offset],
-        scale_bytes=groups_in_unit * (1 if uniform else q) * ROWS * sizes[alpha],
-        offset_bytes=groups_in_unit * ROWS * sizes[offset],
+        scale_bytes=bytes_of_scales,
+        offset_bytes=offset_bytes,
         **of_tables,
         **tiles(isa, tile_from),
     )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 EXACT = "exact"  # what tables hold, where nobody asks for less
-C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16"}
+C_NAMES = {torch.float16: "f16", torch.float32: "f32", torch.int16: "i16", torch.uint8: "u8"}
 BATCH = 64  # rows of x that share one reading of the weights
 # Rows of x from which on all of W is dequantized and torch multiplies. That is no longer faster: today's kernels are
 # ahead up to 1,024 rows and more (AVX2, bench_prefill.py's way `whole`). It stays, since the two ways round
