@@ -22,7 +22,10 @@ from lutlab.models.families import linear_layers, model_class, weight_of
 from lutlab.modules import QuantLinear
 
 ROUNDED = 3e-6  # of the norm of a row's logits
-WIDTHS = {"rtn": {"q": 4, "g": 16}, "bcq": {"q": 3, "g": 16}, "mixed_2_4_16": {"q": 2.5, "g": 16}}
+WIDTHS = {
+    "rtn": {"q": 4, "g": 16}, "bcq": {"q": 3, "g": 16}, "mixed_2_4_16": {"q": 2.5, "g": 16},
+    "gptq_bcq": {"q": 2, "g": 16, "alpha_bits": 4},
+}  # fmt: skip
 
 
 def quantized(name, method, **more):
@@ -53,6 +56,7 @@ def rounded(logits, expected, tolerance=ROUNDED):
         ("opt-350m", "none", {}),
         ("gpt2", "none", {}),
         ("llama-2", "mixed_2_4_16", {"calibration": token_ids(8, 32)}),
+        ("llama-2", "gptq_bcq", {"calibration": token_ids(8, 32)}),
         ("llama-2", "rtn", {"skip": ["*.k_proj", "*.up_proj"]}),  # launches that are not one
         ("qwen3", "rtn", {"layers": {"*.v_proj": (4, 8)}}),
     ],
