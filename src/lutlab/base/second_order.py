@@ -19,6 +19,11 @@ LEAST, MOST = -128, 127  # of code + zero
 WIDTHS = (1.1, 1.05, 1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 
 
+def coefficients(alpha: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
+    """[P, N, G]: alphas [q, N, G], and behind them an offset [N, G] where there is one."""
+    return alpha if offset is None else torch.cat((alpha, offset.unsqueeze(0)))
+
+
 def decoded(code: torch.Tensor, step: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
     """Coefficients [P, N, G] float16, exact.
 

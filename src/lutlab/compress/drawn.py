@@ -23,7 +23,7 @@ from collections.abc import Callable
 from lutlab.base import registry
 from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import np, torch
-from lutlab.base.second_order import grid
+from lutlab.base.second_order import coefficients, grid
 from lutlab.base.tensors import BLOCK_SCALE_BITS, SCALE_BITS, MixedTensor
 from lutlab.formats import name_of
 from lutlab.formats.bcq import WORD, PackedBCQ
@@ -133,7 +133,7 @@ def _second_order(
     empty: PackedSecondOrder, deviation: float, bits: Bits, device: torch.device | str
 ) -> PackedSecondOrder:
     plain = _bcq(empty.to_bcq(), deviation, bits, device)
-    a = plain.alpha if plain.offset is None else torch.cat((plain.alpha, plain.offset[None]))
+    a = coefficients(plain.alpha, plain.offset)
     return PackedSecondOrder.encoded(plain, *grid(a, empty.scale_bits), empty.scale_bits)
 
 

@@ -86,11 +86,7 @@ class PackedSecondOrder(Format):
         cls, binary: PackedBCQ, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
     ) -> PackedSecondOrder:
         """Planes whose coefficients lie on the grids step [P, N] float16, zero [P, N] int8: the inverse of to_bcq."""
-        a = (
-            binary.alpha
-            if binary.offset is None
-            else torch.cat((binary.alpha, binary.offset[None]))
-        )
+        a = second_order.coefficients(binary.alpha, binary.offset)
         code = code_words.pack_stream(second_order.nearest(a, step, zero, scale_bits), scale_bits)
         shape, g = binary.shape, binary.group_size
         return cls(binary.planes, code, step, zero, shape, g, scale_bits, binary.order)

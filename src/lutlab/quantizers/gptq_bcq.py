@@ -47,8 +47,8 @@ FIT_FLOATS = 2**22  # weights of rows that are fitted at once: the solver holds 
 GAUSSIAN_STEP = (1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
 
 
-def _of_a_coefficient(name: str, value: int) -> None:
-    """Bits that are stored of a coefficient: of a code on a grid, or of a float (fp32 takes twice as many)."""
+def _check_alpha_bits(name: str, value: int) -> None:
+    """Refuse a number of bits that no stored coefficient has: 4 to 7 of a code on a grid, or 16, of a float."""
     if value != 16 and not 4 <= value <= 7:
         raise LutlabError(f"{name}={value}: give 4 to 7, or 16 for coefficients without a grid")
 
@@ -71,7 +71,7 @@ class GPTQBCQ(Compensated):
     offset: bool = True
     rounds: Count = 5
     alpha_dtype: ScaleDtype = "fp16"
-    alpha_bits: Annotated[int, _of_a_coefficient] = 16
+    alpha_bits: Annotated[int, _check_alpha_bits] = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +114,8 @@ class Grids:
     """
 
     def __init__(self, tensor: BCQTensor, bits: int) -> None:
-        self.bits, (self.step, self.zero) = bits, second_order.grid(_coefficients(tensor), bits)
+        a = second_order.coefficients(tensor.alpha, tensor.offset)
+        self.bits, (self.step, self.zero) = bits, second_order.grid(a, bits)
 
     def rows(self, rows: slice) -> Grids:
         """The grids of some rows."""
@@ -130,16 +131,10 @@ class Grids:
 
     def second_order(self, tensor: BCQTensor) -> SecondOrderTensor:
         """A tensor on the grids, its coefficients as integers."""
-        code = second_order.nearest(_coefficients(tensor), self.step, self.zero, self.bits)
+        a = second_order.coefficients(tensor.alpha, tensor.offset)
+        code = second_order.nearest(a, self.step, self.zero, self.bits)
         grids, q, g = (self.step, self.zero), tensor.bits, tensor.group_size
         return SecondOrderTensor(tensor.codes, code, *grids, q, g, self.bits, tensor.order)
-
-
-def _coefficients(tensor: BCQTensor) -> torch.Tensor:
-    """[p, N, G]: the alphas and behind them the offset, where there is one."""
-    if tensor.offset is None:
-        return tensor.alpha
-    return torch.cat((tensor.alpha, tensor.offset.unsqueeze(0)))
 
 
 class Codewords:

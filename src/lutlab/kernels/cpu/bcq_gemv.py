@@ -48,6 +48,7 @@ import torch
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.base.registry import register
+from lutlab.base.second_order import coefficients
 from lutlab.base.tensors import BCQTensor
 from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
@@ -170,7 +171,7 @@ class PackedBCQRows(RowsWeight[Stored]):
         packed = PackedBCQ(planes, scales, wide, self.shape, self.group_size, self.order)
         if self.grids is not None:
             step, zero, bits = self.grids
-            code = scales if offset is None else torch.cat((scales, offset.unsqueeze(0)))
+            code = coefficients(scales, offset)
             stream = pack_stream(code, bits)
             shape, g = self.shape, self.group_size
             return PackedSecondOrder(planes, stream, step, zero, shape, g, bits, self.order)
