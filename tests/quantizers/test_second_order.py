@@ -6,10 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kernels.checks import refused
 from tests.kernels.weights import second_order_tensor
-from tests.quantizers.weights import assert_same, correlated, drawn, exact, quantize, row_errors
+from tests.quantizers.weights import (
+    assert_same,
+    correlated,
+    drawn,
+    exact,
+    quantize,
+    row_errors,
+    stats_of,
+)
 
 from lutlab import formats
 from lutlab.base import second_order
+from lutlab.quantizers.coefficients import quantized
 from lutlab.quantizers.gptq_bcq import GPTQBCQ, Grids
 from lutlab.quantizers.hessian_bcq import HessianBCQ
 from lutlab.tuning import blocks, scales
@@ -89,6 +98,20 @@ def test_rows_of_zeros_stay_zeros():
     for method in METHODS:
         tensor = quantize(method(alpha_bits=4), weight, 2, 16, correlated(64))
         assert (formats.dequantize(tensor)[1] == 0).all()
+
+
+def test_weights_too_small_for_a_grid_of_float16_are_refused_not_lost():
+    method = GPTQBCQ(alpha_bits=4)
+    prepared = method.prepare(stats_of(correlated(64)))
+    refused(
+        r"on grids \(alpha_bits\) have no others",
+        quantized,
+        method,
+        drawn(4, 64) * 1e-7,
+        2,
+        16,
+        prepared,
+    )
 
 
 def test_what_has_no_meaning_is_refused():

@@ -21,7 +21,8 @@ enum {
 
 /* One row of x times plane `plane` of one unit of 32 rows. A call of its own, or the registers that its callers need
    are missing in the loop. */
-static __attribute__((noinline)) void add_plane(const uint8_t *unit, const float *grids, int plane, long unit_words, const uint8_t *table,
+static __attribute__((noinline)) void add_plane(const uint8_t *unit, const float *grids, int plane, long unit_words,
+                                                const uint8_t *table,
                                                 float scale, float *y, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;

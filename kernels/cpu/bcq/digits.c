@@ -25,7 +25,8 @@ static INLINE rows_h less_bias(long lookups) { return _mm256_set1_epi16((short)-
 
 /* One row of x times plane `plane` of one unit of 32 rows. A call of its own, or the registers that its callers need
    are missing in the loop. */
-static __attribute__((noinline)) void add_plane(const uint8_t *unit, const float *grids, int plane, long unit_words, const uint8_t *table,
+static __attribute__((noinline)) void add_plane(const uint8_t *unit, const float *grids, int plane, long unit_words,
+                                                const uint8_t *table,
                                                 float scale, float *y, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
@@ -59,7 +60,8 @@ static __attribute__((noinline)) void add_plane(const uint8_t *unit, const float
 
 {% if pairs %}
 /* The same of planes `plane` and `plane` + 1, of `count` <= PAIR_WORDS words from `word` on. */
-static __attribute__((noinline)) void add_pair(const uint8_t *unit, const float *grids, int plane, long word, long count, const uint8_t *table,
+static __attribute__((noinline)) void add_pair(const uint8_t *unit, const float *grids, int plane, long word, long count,
+                                               const uint8_t *table,
                                                float scale, float *y, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + word * WORD_BYTES + plane * 128;

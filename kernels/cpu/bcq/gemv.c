@@ -34,7 +34,8 @@ static INLINE void add_to(float *y, rows_f sum) { store_f32(y, add(load_f32(y), 
 {% set planes = loop_of.vectors // 2 %}
 /* {{ loop_of.m }} row{{ "s" if loop_of.m > 1 }} of x times {{ planes }} plane{{ "s" if planes > 1 }}, from `plane` on, of one unit of 32 rows: w0, w1 are the words of a plane's rows
    0-15 and 16-31, w2, w3 those of the next plane; t, sums and y are {{ "arrays of " ~ loop_of.m ~ ", `*_stride` floats apart" if loop_of.m > 1 else "those of the row of x" }}. */
-static INLINE void planes_{{ planes }}_rows_{{ loop_of.m }}(const uint8_t *unit, const float *grids, int plane, long unit_words, const float *t, long t_stride, float *y,
+static INLINE void planes_{{ planes }}_rows_{{ loop_of.m }}(const uint8_t *unit, const float *grids, int plane, long unit_words,
+                          const float *t, long t_stride, float *y,
                           long y_stride, long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
@@ -96,7 +97,8 @@ static INLINE void planes_{{ planes }}_rows_{{ loop_of.m }}(const uint8_t *unit,
 {% endfor %}
 {% for m in batches %}
 /* {{ m }} row{{ "s" if m > 1 }} of x times one unit, offsets included. */
-static INLINE void unit_{{ m }}(const uint8_t *unit, const float *grids, long unit_words, const float *t, long t_stride, const float *sums,
+static INLINE void unit_{{ m }}(const uint8_t *unit, const float *grids, long unit_words, const float *t,
+                          long t_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);

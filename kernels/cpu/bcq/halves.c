@@ -19,7 +19,8 @@ enum {
 
 {% for planes in together %}
 /* One row of x times {{ planes }} plane{{ "s" if planes > 1 }} of one unit of 32 rows, from `plane` on. */
-static INLINE void add_planes_{{ planes }}(const uint8_t *unit, const float *grids, int plane, long unit_words, const int16_t *table, float scale, float *y,
+static INLINE void add_planes_{{ planes }}(const uint8_t *unit, const float *grids, int plane, long unit_words,
+                                const int16_t *table, float scale, float *y,
                                 long ahead)
 {
     const uint8_t *words = unit + WORDS_AT + plane * 128;
@@ -60,7 +61,8 @@ static INLINE void add_planes_{{ planes }}(const uint8_t *unit, const float *gri
 
 {% endfor %}
 /* One row of x times one unit, offsets included. */
-static INLINE void unit_1(const uint8_t *unit, const float *grids, long unit_words, const float *t, long t_stride, const float *sums,
+static INLINE void unit_1(const uint8_t *unit, const float *grids, long unit_words, const float *t,
+                          long t_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
     (void)t_stride, (void)sums_stride, (void)y_stride;

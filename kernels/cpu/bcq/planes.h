@@ -4,7 +4,7 @@ enum {
     ROWS = 32,                      /* of a block: two vectors of 16 */
     WORD_COLUMNS = 32,
     GROUPS = {{ groups_in_unit }},                     /* in a unit */
-    GRID_FLOATS = {{ 2 * 32 * (q + (offset is not none)) if alpha == "u8" else 0 }},{{ " " * (16 - (2 * 32 * (q + (offset is not none)) if alpha == "u8" else 0) | string | length) }}/* of a block's coefficients: for each, steps of all rows, then step * zero */
+    GRID_FLOATS = {{ grid_floats }},{{ " " * (18 - grid_floats | string | length) }}/* of a block: for each coefficient steps of all rows, then step * zero */
     WORDS_AT = {{ scale_bytes + offset_bytes }},{{ " " * (19 - (scale_bytes + offset_bytes) | string | length) }}/* of a unit: scales come first */
     WORD_BYTES = Q * ROWS * 4       /* of a block */
 };
@@ -19,7 +19,8 @@ static INLINE rows_f load_coefficient(const uint8_t *code, const float *grid)
 static INLINE rows_f load_alpha(const uint8_t *unit, const float *grids, int group, int plane, int v)
 {
 {% if uniform %}
-    (void)grids; /* LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s */
+    (void)grids;
+    /* LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s */
     return mul(broadcast(0.5f * (float)(1 << plane)), load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}));
 {% elif alpha == "u8" %}
     return load_coefficient(unit + (group * Q + plane) * ROWS + v * 16, grids + plane * 2 * ROWS + v * 16);

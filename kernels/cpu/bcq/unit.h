@@ -1,5 +1,6 @@
 /* One row of x times one unit, offsets included: {{ pairs }} planes two and two, the others by themselves. */
-static INLINE void unit_1(const uint8_t *unit, const float *grids, long unit_words, const float *t, long t_stride, const float *sums,
+static INLINE void unit_1(const uint8_t *unit, const float *grids, long unit_words, const float *t,
+                          long t_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
     (void)t_stride, (void)sums_stride, (void)y_stride;

@@ -74,7 +74,8 @@ static INLINE void add_unit(const uint8_t *unit, int eight, __m256i a, __m256i b
 
 {% for loop_of in integer_loops %}
 /* {{ loop_of.m }} row{{ "s" if loop_of.m > 1 }} of x times one unit, zero points included. */
-static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids, long unit_words, const float *x, long x_stride, const float *sums,
+static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids, long unit_words, const float *x,
+                          long x_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
     (void)grids, (void)x_stride, (void)sums_stride, (void)y_stride;
@@ -127,7 +128,8 @@ static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids,
 {% endif %}
 {% for loop_of in loops %}
 /* {{ loop_of.m }} row{{ "s" if loop_of.m > 1 }} of x times one unit, zero points included. */
-static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids, long unit_words, const float *x, long x_stride, const float *sums,
+static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids, long unit_words, const float *x,
+                          long x_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
     (void)grids, (void)x_stride, (void)sums_stride, (void)y_stride;

@@ -51,19 +51,14 @@ def grid(a: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     for width in WIDTHS:
         wide, first = (high - low) * width, low + (high - low) * (1 - width) / 2
         # Steps as wide as the range in all, and so coarse that both ends are within what code + zero can be.
-        some = torch.stack((wide / last, first / LEAST, (first + wide) / MOST)).amax(dim=0)
-        mantissa, exponent = torch.frexp(some)
-        some = torch.ldexp((mantissa * 2**STEP_BITS).ceil() / 2**STEP_BITS, exponent).half()
-        start = (
-            (first / some)
-            .nan_to_num(0.0, 0.0, 0.0)
-            .round()
-            .clamp(LEAST, MOST - last)
-            .to(torch.int8)
-        )
-        error = decoded(nearest(a, some, start, bits), some, start).double().sub_(a)
+        least = torch.stack((wide / last, first / LEAST, (first + wide) / MOST)).amax(dim=0)
+        mantissa, exponent = torch.frexp(least)
+        steps = torch.ldexp((mantissa * 2**STEP_BITS).ceil() / 2**STEP_BITS, exponent).half()
+        places = (first / steps).nan_to_num(0.0, 0.0, 0.0).round()
+        zeros = places.clamp(LEAST, MOST - last).to(torch.int8)
+        error = decoded(nearest(a, steps, zeros, bits), steps, zeros).double().sub_(a)
         error = error.square_().sum(dim=2)
         better = error < best
         best = torch.where(better, error, best)
-        step, zero = torch.where(better, some, step), torch.where(better, start, zero)
+        step, zero = torch.where(better, steps, step), torch.where(better, zeros, zero)
     return step, zero

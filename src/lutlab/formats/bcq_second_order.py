@@ -67,13 +67,20 @@ class PackedSecondOrder(Format):
         """[N, K] float32, as format bcq has it with the decoded coefficients."""
         return self.to_bcq().dequantize()
 
+    @property
+    def coefficient_codes(self) -> torch.Tensor:
+        """[P, N, G] uint8: the integers of the stream."""
+        shape = *self.scale_step.shape, group_count(self.group_size, self.shape[1])
+        count = shape[0] * shape[1] * shape[2]
+        codes = code_words.unpack_stream(self.scale_code, self.scale_bits, count)
+        return codes.to(torch.uint8).view(shape)
+
     def to_bcq(self) -> PackedBCQ:
         """The planes with their coefficients decoded to float16."""
-        none = self.planes.new_empty(0, dtype=torch.uint8)
-        decoded = self._with_codes(none).binary()
-        return PackedBCQ(
-            self.planes, decoded.alpha, decoded.offset, self.shape, self.group_size, self.order
-        )
+        q = self.bits
+        a = second_order.decoded(self.coefficient_codes, self.scale_step, self.scale_zero)
+        offset = a[q] if self.has_offset else None
+        return PackedBCQ(self.planes, a[:q], offset, self.shape, self.group_size, self.order)
 
     @classmethod
     def pack(cls, tensor: SecondOrderTensor) -> PackedSecondOrder:
@@ -93,15 +100,9 @@ class PackedSecondOrder(Format):
 
     def unpack(self) -> SecondOrderTensor:
         """The inverse of pack, bit for bit."""
-        return self._with_codes(bcq.unpack(self.to_bcq()).codes)
-
-    def _with_codes(self, codes: torch.Tensor) -> SecondOrderTensor:
-        shape = *self.scale_step.shape, group_count(self.group_size, self.shape[1])
-        count = shape[0] * shape[1] * shape[2]
-        scale_code = code_words.unpack_stream(self.scale_code, self.scale_bits, count)
         return SecondOrderTensor(
-            codes,
-            scale_code.to(torch.uint8).view(shape),
+            bcq.unpack(self.to_bcq()).codes,
+            self.coefficient_codes,
             self.scale_step,
             self.scale_zero,
             self.bits,

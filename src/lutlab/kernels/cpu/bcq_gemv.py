@@ -141,11 +141,10 @@ class PackedBCQRows(RowsWeight[Stored]):
     def filled(self, stored: Stored) -> PackedBCQRows:
         """Planes, made of the codes where the weight is uniform, with its scales and offsets by blocks."""
         if isinstance(stored, PackedSecondOrder):
-            tensor, q = stored.unpack(), self.bits
-            code, step = tensor.scale_code, tensor.scale_step
-            first = (step.float() * tensor.scale_zero).half()  # exact, of 11 significant bits
+            code, step, q = stored.coefficient_codes, stored.scale_step, self.bits
+            first = (step.float() * stored.scale_zero).half()  # exact, of 11 significant bits
             grids = torch.stack((step, first), dim=1).permute(2, 0, 1)
-            out = replace(self, grids=(tensor.scale_step, tensor.scale_zero, tensor.scale_bits))
+            out = replace(self, grids=(step, stored.scale_zero, stored.scale_bits))
             out = _fill(out, stored.planes, code[:q], code[q] if len(code) > q else None)
             behind = row_blocks.lanes(grids, self.shape[0]).permute(0, 2, 3, 1)
             return replace(
@@ -445,6 +444,7 @@ def source(
         lane_bytes=lane,
         alpha_size=sizes[alpha],
         offset_size=sizes[offset],
+        grid_floats=2 * ROWS * (q + (offset is not None)) if alpha == "u8" else 0,
         scale_bytes=bytes_of_scales,
         offset_bytes=offset_bytes,
         **of_tables,
