@@ -47,6 +47,7 @@ from lutlab.base.tensors import (
     DenseTensor,
     MixedTensor,
     SecondOrderTensor,
+    UniformSecondOrderTensor,
     UniformTensor,
 )
 from lutlab.compress.widths import widths
@@ -258,6 +259,7 @@ def _format(name: str) -> Any:
         ],
         BCQTensor: [BCQTensor(codes, scale[:3], offset, 3, 32) for offset in (None, scale[3])],
         SecondOrderTensor: [_second_order(codes, scale[:p]) for p in (3, 4)],
+        UniformSecondOrderTensor: [_uniform_second_order(codes, scale[:1])],
         MixedTensor: [mixed(weight, **options) for options in ({}, {"aligned": False})],
         BlocksTensor: [BlocksTensor(_blocks(scale[0], codes), "Q8_0", 96)],
     }
@@ -271,6 +273,13 @@ def _second_order(codes: torch.Tensor, a: torch.Tensor) -> SecondOrderTensor:
     step, zero = second_order.grid(a, 4)
     code = second_order.nearest(a, step, zero, 4)
     return SecondOrderTensor(codes, code, step, zero, 3, 32, 4)
+
+
+def _uniform_second_order(codes: torch.Tensor, scale: torch.Tensor) -> UniformSecondOrderTensor:
+    """3 bits with scales [1, N, G] on grids of 4 bits, and zero points of 3."""
+    step, zero = second_order.grid(scale, 4)
+    code, points = second_order.nearest(scale, step, zero, 4), torch.full_like(scale[0], 3).short()
+    return UniformSecondOrderTensor(codes, code, step, zero, points, 3, 32, 4)
 
 
 def _blocks(scale: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.base.refusals import refused
 from tests.checkpoint.readers import change_layer, config_of, rewrite
-from tests.kernels.weights import second_order_tensor
+from tests.kernels.weights import second_order_tensor, uniform_second_order_tensor
 from tests.models.architectures import CONFIGS, ENCODERS, logits, make, token_ids
 from tests.models.folders import change_tensors, flip
 from tests.tiny_models import byte_tokenizer
@@ -38,6 +38,8 @@ def mixed(name):
         packed = quantize_tensor(weight, q=1 + index % 5, **OPTIONS[index % 4])
         if index == 6:
             packed = formats.pack(second_order_tensor(*weight.shape, 3, 16, ordered=True))
+        if index == 8:
+            packed = formats.pack(uniform_second_order_tensor(*weight.shape, 4, 16))
         model.set_submodule(path, QuantLinear(packed, module.bias))
         if index == 7:  # of a float offset a group
             tensor = packed.unpack()

@@ -28,7 +28,7 @@ from lutlab.quantizers.contract import make_method
 CASES = (
     ("rtn", 3, 16, {}), ("awq", 8, -1, {"scale_dtype": "fp32"}), ("gptq", 1, 8, {"act_order": True}),
     ("bcq", 3, 16, {}), ("bcq", 2, -1, {"offset": True, "alpha_dtype": "fp32"}), ("gptq_bcq", 4, 8, {}),
-    ("hessian_bcq", 3, 16, {"alpha_bits": 5}),
+    ("hessian_bcq", 3, 16, {"alpha_bits": 5}), ("gptq", 3, 16, {"scale_bits": 5, "act_order": True}),
     ("mixed_2_4_16", 2.5, 16, {"outliers": 0.005}),  # memory-aligned blocks
     ("mixed_2_4_16", 2.2, 8, {"outliers": 0.05, "wide_scale": "group"}),  # streams
     ("group_widths", 2.8, 8, {}), ("none", 16, -1, {}),

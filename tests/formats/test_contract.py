@@ -5,7 +5,12 @@ import json
 import pytest
 import torch
 from tests.formats.layouts import made_again
-from tests.kernels.weights import bcq_tensor, second_order_tensor, uniform_tensor
+from tests.kernels.weights import (
+    bcq_tensor,
+    second_order_tensor,
+    uniform_second_order_tensor,
+    uniform_tensor,
+)
 from tests.mixed_weights import mixed_tensor
 from tests.quantizers.weights import assert_same, drawn
 
@@ -19,6 +24,7 @@ from lutlab.base.tensors import (
     DenseTensor,
     MixedTensor,
     SecondOrderTensor,
+    UniformSecondOrderTensor,
     UniformTensor,
 )
 from lutlab.formats.contract import Format
@@ -37,6 +43,10 @@ EXAMPLES = {
         uniform_tensor(4, 64, 4, -1, scale="f32"),
         uniform_tensor(5, 45, 4, 16, shift="f16", ordered=True),
         uniform_tensor(3, 8, 2, -1, zeros=(-5, -4)),
+    ],
+    UniformSecondOrderTensor: [
+        uniform_second_order_tensor(5, 45, 3, 16, ordered=True),
+        uniform_second_order_tensor(4, 64, 4, -1, scale_bits=5, zeros=(-5, 20)),
     ],
     BCQTensor: [
         bcq_tensor(5, 45, 3, 16, ordered=True),

@@ -5,7 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.formats.layouts import made_again
-from tests.kernels.weights import bcq_tensor, second_order_tensor, uniform_tensor
+from tests.kernels.weights import (
+    bcq_tensor,
+    second_order_tensor,
+    uniform_second_order_tensor,
+    uniform_tensor,
+)
 from tests.mixed_weights import mixed_tensor
 from tests.quantizers.weights import assert_same, drawn
 
@@ -22,6 +27,8 @@ def weight(kind, rows, columns, q, g, ordered):
         return formats.pack(DenseTensor(drawn(rows, columns)))
     if kind == "second order":
         return formats.pack(second_order_tensor(rows, columns, min(q, 4), g, ordered=ordered))
+    if kind == "uniform second order":
+        return formats.pack(uniform_second_order_tensor(rows, columns, q, g, ordered=ordered))
     if kind.startswith("bcq"):
         offset = "f32" if kind == "bcq offset" else None
         return formats.pack(bcq_tensor(rows, columns, min(q, 4), g, offset=offset, ordered=ordered))
@@ -45,7 +52,8 @@ def checked(part):
 
 
 @given(st.builds(
-    weight, st.sampled_from(["uniform", "wide zeros", "shift", "bcq", "bcq offset", "second order", "dense"]),
+    weight, st.sampled_from(["uniform", "wide zeros", "shift", "bcq", "bcq offset", "second order",
+                            "uniform second order", "dense"]),
     st.integers(2, 9), st.integers(16, 200), st.integers(1, 8), st.sampled_from([-1, 8, 12, 16, 32, 128]),
     st.booleans(),
 ), st.data())  # fmt: skip

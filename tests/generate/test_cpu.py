@@ -24,7 +24,7 @@ from lutlab.modules import QuantLinear
 ROUNDED = 3e-6  # of the norm of a row's logits
 WIDTHS = {
     "rtn": {"q": 4, "g": 16}, "bcq": {"q": 3, "g": 16}, "mixed_2_4_16": {"q": 2.5, "g": 16},
-    "gptq_bcq": {"q": 2, "g": 16, "alpha_bits": 4},
+    "gptq_bcq": {"q": 2, "g": 16, "alpha_bits": 4}, "gptq": {"q": 4, "g": 16, "scale_bits": 4},
 }  # fmt: skip
 
 

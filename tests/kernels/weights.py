@@ -5,10 +5,16 @@ from __future__ import annotations
 import torch
 
 from lutlab.base.groups import group_count
-from lutlab.base.tensors import BCQTensor, SecondOrderTensor, UniformTensor
+from lutlab.base.tensors import (
+    BCQTensor,
+    SecondOrderTensor,
+    UniformSecondOrderTensor,
+    UniformTensor,
+)
 from lutlab.formats import bcq
 from lutlab.formats.bcq_second_order import PackedSecondOrder
 from lutlab.formats.uniform import PackedUniform
+from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
 
 DTYPES = {"f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
@@ -57,12 +63,31 @@ def uniform_tensor(
     return UniformTensor(codes, steps, None, q, g, order, offset.to(DTYPES[shift]))
 
 
-def packed(rows, columns, kind, q, g, *, lane_bytes=4, **options):
-    """A packed weight; kind: planes, planes of second order, planes of uniform codes, or codes."""
+def uniform_second_order_tensor(rows, columns, q, g, *, scale_bits=4, **options):
+    uniform, draw = uniform_tensor(rows, columns, q, g, **options), torch.Generator().manual_seed(1)
+    size = (1, *uniform.scale.shape)
+    return UniformSecondOrderTensor(
+        codes=uniform.codes,
+        scale_code=torch.randint(0, 2**scale_bits, size, generator=draw, dtype=torch.uint8),
+        scale_step=torch.randint(1, 16, (1, rows), generator=draw).half() / 64,
+        scale_zero=torch.randint(1, 129 - 2**scale_bits, (1, rows), generator=draw).to(torch.int8),
+        zero_point=uniform.zero_point,
+        bits=q,
+        group_size=g,
+        scale_bits=scale_bits,
+        order=uniform.order,
+    )
+
+
+def packed(rows, columns, kind, q, g, *, lane_bytes=4, few=False, **options):
+    """A packed weight; kind: planes, planes of second order, planes of uniform codes, codes; few: of second order."""
     if kind == "second order":
         plain = PackedSecondOrder.pack(second_order_tensor(rows, columns, q, g, **options))
     elif kind == "planes":
         plain = bcq.pack(bcq_tensor(rows, columns, q, g, **options))
+    elif few:
+        tensor = uniform_second_order_tensor(rows, columns, q, g, **options)
+        plain = PackedUniformSecondOrder.pack(tensor)
     else:
         plain = PackedUniform.pack(uniform_tensor(rows, columns, q, g, **options))
     empty = uniform_gemv.empty(plain) if kind == "codes" else bcq_gemv.empty(plain, lane_bytes)

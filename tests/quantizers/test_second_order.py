@@ -1,5 +1,7 @@
 """Coefficients of second order: codes come back, grids hold what they must, and few bits cost next to nothing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -18,8 +20,10 @@ from tests.quantizers.weights import (
 
 from lutlab import formats
 from lutlab.base import second_order
+from lutlab.base.second_order import Grids
 from lutlab.quantizers.coefficients import quantized
-from lutlab.quantizers.gptq_bcq import GPTQBCQ, Grids
+from lutlab.quantizers.gptq import GPTQ
+from lutlab.quantizers.gptq_bcq import GPTQBCQ, on_grids
 from lutlab.quantizers.hessian_bcq import HessianBCQ
 from lutlab.tuning import blocks, scales
 
@@ -67,24 +71,28 @@ def test_equal_coefficients_and_zeros_have_a_grid(value):
     torch.testing.assert_close(back.float(), a, rtol=0.005, atol=0)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, GPTQ])
 @pytest.mark.parametrize(("q", "g", "bits"), [(2, 16, 4), (3, 32, 4), (3, 32, 7)])
 def test_few_bits_of_a_coefficient_cost_hardly_any_error(method, q, g, bits):
     weight, hessian = drawn(96, 192), correlated(192)
-    wide, few = (quantize(method(alpha_bits=b), weight, q, g, hessian) for b in (16, bits))
+    option, p, more = (
+        ("scale_bits", 1, {"sweeps": 2}) if method is GPTQ else ("alpha_bits", q + 1, {})
+    )
+    few_bits = method(**{option: bits}, **more)
+    wide, few = (quantize(m, weight, q, g, hessian) for m in (method(**more), few_bits))
     ours, theirs = (row_errors(weight, tensor, hessian).sum() for tensor in (few, wide))
     assert ours <= (1.08 if bits == 4 else 1.05) * theirs
-    less = (16 - bits) * (q + 1) * 192 // g - 24 * (q + 1)  # of a row
+    less = (16 - bits) * p * 192 // g - 24 * p  # of a row
     sizes = [formats.pack(tensor).bits_stored for tensor in (wide, few)]
     assert sizes[0] - sizes[1] == 96 * less
-    assert formats.name_of(formats.pack(few)) == method(alpha_bits=bits).format
+    assert formats.name_of(formats.pack(few)) == few_bits.format
 
 
 @pytest.mark.parametrize("offset", [True, False])
 def test_a_sweep_on_grids_never_errs_more_than_moving_to_them(offset):
     weight, hessian = drawn(24, 96), correlated(96)
     wide = quantize(HessianBCQ(offset=offset), weight, 2, 16, hessian)
-    moved = Grids(wide, 4).second_order(wide)
+    moved = on_grids(wide, Grids(second_order.coefficients(wide.alpha, wide.offset), 4))
     swept = quantize(HessianBCQ(offset=offset, alpha_bits=4), weight, 2, 16, hessian)
     assert_same((swept.scale_step, swept.scale_zero), (moved.scale_step, moved.scale_zero))
     errors = [row_errors(weight, tensor, hessian) for tensor in (swept, moved)]
@@ -92,11 +100,26 @@ def test_a_sweep_on_grids_never_errs_more_than_moving_to_them(offset):
     assert errors[0].sum() < 0.99 * errors[1].sum()
 
 
+@pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"sweeps": 1, "act_order": True}])
+def test_scales_lie_on_their_grids_and_a_sweep_on_them_errs_less(options):
+    weight, hessian = drawn(24, 96), correlated(96)
+    wide = quantize(GPTQ(**options), weight, 3, 16, hessian)
+    few = quantize(GPTQ(scale_bits=4, **options), weight, 3, 16, hessian)
+    grids = Grids(wide.scale.unsqueeze(0), 4)
+    assert_same((few.scale_step, few.scale_zero), (grids.step, grids.zero))
+    scale = second_order.decoded(grids.codes(wide.scale.unsqueeze(0)), grids.step, grids.zero)[0]
+    moved = row_errors(weight, replace(wide, scale=scale), hessian)
+    assert (row_errors(weight, few, hessian) <= (1 + 1e-9) * moved).all()
+    assert (few.uniform().scale > 0).all()
+    if "symmetric" in options:
+        assert (few.zero_point == 4).all()
+
+
 def test_rows_of_zeros_stay_zeros():
     weight = drawn(4, 64)
     weight[1] = 0
-    for method in METHODS:
-        tensor = quantize(method(alpha_bits=4), weight, 2, 16, correlated(64))
+    for method in (*(m(alpha_bits=4) for m in METHODS), GPTQ(scale_bits=4)):
+        tensor = quantize(method, weight, 2, 16, correlated(64))
         assert (formats.dequantize(tensor)[1] == 0).all()
 
 
@@ -104,7 +127,7 @@ def test_weights_too_small_for_a_grid_of_float16_are_refused_not_lost():
     method = GPTQBCQ(alpha_bits=4)
     prepared = method.prepare(stats_of(correlated(64)))
     refused(
-        r"on grids \(alpha_bits\) have no others",
+        r"on grids \(alpha_bits, scale_bits\) have no others",
         quantized,
         method,
         drawn(4, 64) * 1e-7,
@@ -120,4 +143,7 @@ def test_what_has_no_meaning_is_refused():
         refused("take alpha_dtype=fp16, or alpha_bits=16", method, alpha_bits=4, alpha_dtype="fp32")
         for tuned in (scales, blocks):
             tuned.check_tunable(method())
-            refused("with alpha_bits=16", tuned.check_tunable, method(alpha_bits=4))
+            refused("of 16 bits", tuned.check_tunable, method(alpha_bits=4))
+            refused("of 16 bits", tuned.check_tunable, GPTQ(scale_bits=4))
+    refused("scale_bits=8: give 4 to 7, or 16", GPTQ, scale_bits=8)
+    refused("take scale_dtype=fp16, or scale_bits=16", GPTQ, scale_bits=4, scale_dtype="fp32")

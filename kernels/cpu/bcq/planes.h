@@ -16,12 +16,23 @@ static INLINE rows_f load_coefficient(const uint8_t *code, const float *grid)
     return fma_rows(load_u8(code), load_f32(grid), load_f32(grid + ROWS));
 }
 {% endif %}
+{% if uniform %}
+static INLINE rows_f load_scale(const uint8_t *unit, const float *grids, int group, int v)
+{
+    unit += (group * ROWS + v * 16) * {{ alpha_size }};
+{% if alpha == "u8" %}
+    return load_coefficient(unit, grids + v * 16);
+{% else %}
+    (void)grids;
+    return load_{{ alpha }}(unit);
+{% endif %}
+}
+{% endif %}
 static INLINE rows_f load_alpha(const uint8_t *unit, const float *grids, int group, int plane, int v)
 {
 {% if uniform %}
-    (void)grids;
     /* LUT-GEMM Eq. 5: alpha_b = 2^(b-1) s */
-    return mul(broadcast(0.5f * (float)(1 << plane)), load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}));
+    return mul(broadcast(0.5f * (float)(1 << plane)), load_scale(unit, grids, group, v));
 {% elif alpha == "u8" %}
     return load_coefficient(unit + (group * Q + plane) * ROWS + v * 16, grids + plane * 2 * ROWS + v * 16);
 {% else %}
@@ -32,19 +43,21 @@ static INLINE rows_f load_alpha(const uint8_t *unit, const float *grids, int gro
 {% if offset %}
 static INLINE rows_f load_offset(const uint8_t *unit, const float *grids, int group, int v)
 {
-{% if offset == "u8" %}
+{% if offset == "u8" and not uniform %}
     rows_f z = load_coefficient(unit + {{ scale_bytes }} + group * ROWS + v * 16, grids + Q * 2 * ROWS + v * 16);
 {% else %}
+{% if not uniform %}
     (void)grids;
+{% endif %}
     rows_f z = load_{{ offset }}(unit + {{ scale_bytes }} + (group * ROWS + v * 16) * {{ offset_size }});
 {% endif %}
-{% if uniform and offset != "i16" %}
+{% if uniform and offset in ("f16", "f32") %}
     /* LUT-GEMM Eq. 5: z = s (2^q - 1) / 2 + offset */
-    z = fma_rows(load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}), broadcast({{ (2 ** q - 1) / 2 }}f), z);
+    z = fma_rows(load_scale(unit, grids, group, v), broadcast({{ (2 ** q - 1) / 2 }}f), z);
 {% elif uniform %}
     /* LUT-GEMM Eq. 5: z = s ((2^q - 1) / 2 - zero_point) */
     z = fma_rows(broadcast(-1), z, broadcast({{ (2 ** q - 1) / 2 }}f));
-    z = mul(z, load_{{ alpha }}(unit + (group * ROWS + v * 16) * {{ alpha_size }}));
+    z = mul(z, load_scale(unit, grids, group, v));
 {% endif %}
     return z;
 }

@@ -1,4 +1,4 @@
-{% set floats = offset != "i16" %}
+{% set floats = offset in ("f16", "f32") %}
 /* y[m, n] = sum_k x[m, k] W[n, k],  W[n, k] = {{ "scale[n, group] code[n, k] + offset[n, group]" if floats else "scale[n, group] (code[n, k] - zero_point[n, group])" }}
 
    A field of a word becomes a float where it stands: and, convert, and the float is code * 2^(its lowest bit), exactly.
@@ -19,7 +19,7 @@
 enum {
     BITS = {{ bits }},                  /* of a field */
     ROWS = 32,                 /* of a block: two vectors of 16 */
-    GRID_FLOATS = 0,           /* a block has no grids */
+    GRID_FLOATS = {{ "64,          /* of a block: steps of all rows, then step * zero */" if scale == "u8" else "0,           /* a block has no grids */" }}
     WORD_COLUMNS = 32 / BITS,
     WORDS_AT = {{ scale_bytes + offset_bytes }},{{ " " * (14 - (scale_bytes + offset_bytes) | string | length) }}/* of a unit: scales and {{ "offsets" if floats else "zero points" }} come first */
     WORD_BYTES = ROWS * 4,     /* of a block */
@@ -35,31 +35,52 @@ enum {
     WORD_READY = SCALED_AT + WORD_COLUMNS /* floats that a word of columns is prepared into */
 };
 
-static INLINE rows_f load_scale(const uint8_t *unit, int v) { return load_{{ scale }}(unit + v * {{ 16 * scale_size }}); }
+{% if scale == "u8" %}
+/* step * code + step * zero, exact */
+static INLINE rows_f load_scale(const uint8_t *unit, const float *grids, int v)
+{
+    return fma_rows(load_u8(unit + v * 16), load_f32(grids + v * 16), load_f32(grids + ROWS + v * 16));
+}
+{% else %}
+static INLINE rows_f load_scale(const uint8_t *unit, const float *grids, int v)
+{
+    (void)grids;
+    return load_{{ scale }}(unit + v * {{ 16 * scale_size }});
+}
+{% endif %}
 {% if floats %}
-static INLINE rows_f load_offset(const uint8_t *unit, int v) { return load_{{ offset }}(unit + {{ scale_bytes }} + v * {{ offset_bytes // 2 }}); }
+static INLINE rows_f load_offset(const uint8_t *unit, const float *grids, int v) { (void)grids; return load_{{ offset }}(unit + {{ scale_bytes }} + v * {{ offset_bytes // 2 }}); }
 {% include "rows/nearest.h" %}
 {% else %}
+static INLINE rows_f load_zero(const uint8_t *unit, int v) { return load_{{ offset }}(unit + {{ scale_bytes }} + v * {{ offset_bytes // 2 }}); }
 /* -scale * zero_point */
-static INLINE rows_f load_offset(const uint8_t *unit, int v)
+static INLINE rows_f load_offset(const uint8_t *unit, const float *grids, int v)
 {
-    return mul(load_scale(unit, v), mul(broadcast(-1), load_i16(unit + {{ scale_bytes }} + v * 32)));
+    return mul(load_scale(unit, grids, v), mul(broadcast(-1), load_zero(unit, v)));
 }
 {% endif %}
 
 {% if integer_loops %}
+{% macro eight_bytes(at) %}_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *){{ at }}))){% endmacro %}
 {% macro load_eight(type, at) %}{{ "_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)%s))" % at if type == "f16" else "_mm256_loadu_ps((const float *)%s)" % at }}{% endmacro %}
 /* y += scale (unit of x * (a + 256 b + 65536 c){{ ") + offset * sum of x" if floats else " - zero_point * sum of x)" }}, of 8 rows from row 8 `eight` on. */
-static INLINE void add_unit(const uint8_t *unit, int eight, __m256i a, __m256i b, __m256i c, const float *sums, float *y)
+static INLINE void add_unit(const uint8_t *unit, const float *grids, int eight, __m256i a, __m256i b, __m256i c, const float *sums, float *y)
 {
     y += 8 * eight;
     const uint8_t *at = unit + eight * {{ 8 * scale_size }};
+{% if scale == "u8" %}
+    grids += 8 * eight;
+    const __m256 scale = _mm256_fmadd_ps({{ eight_bytes("at") }}, _mm256_loadu_ps(grids), _mm256_loadu_ps(grids + ROWS));
+{% else %}
+    (void)grids;
     const __m256 scale = {{ load_eight(scale, "at") }};
+{% endif %}
 {% if floats %}
     at = unit + {{ scale_bytes }} + eight * {{ offset_bytes // 4 }};
     const __m256 offset = {{ load_eight(offset, "at") }};
 {% else %}
-    const __m256 zero = eight_i16((const __m128i *)(unit + {{ scale_bytes }}) + eight);
+    at = unit + {{ scale_bytes }} + eight * {{ offset_bytes // 4 }};
+    const __m256 zero = {{ eight_bytes("at") if offset == "u8" else "eight_i16((const __m128i *)at)" }};
 {% endif %}
     __m256 sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(b), _mm256_set1_ps(256), _mm256_cvtepi32_ps(a));
     sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(c), _mm256_set1_ps(65536), sum);
@@ -78,7 +99,7 @@ static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids,
                           long x_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
-    (void)grids, (void)x_stride, (void)sums_stride, (void)y_stride;
+    (void)x_stride, (void)sums_stride, (void)y_stride;
     const __m256i none = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
     for (int eight = 0; eight < 4; eight += {{ loop_of.vectors }}) { /* rows at a time */
@@ -118,7 +139,7 @@ static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids,
 {% endfor %}
         }
 {% for m in range(loop_of.m) %}{% for v in range(loop_of.vectors) %}
-        add_unit(unit, eight + {{ v }}, all_{{ loop_of.sums([v], m) | join(", all_") }}, sums{{ " + %d * sums_stride" % m if m }}, y{{ " + %d * y_stride" % m if m }});
+        add_unit(unit, grids, eight + {{ v }}, all_{{ loop_of.sums([v], m) | join(", all_") }}, sums{{ " + %d * sums_stride" % m if m }}, y{{ " + %d * y_stride" % m if m }});
 {% endfor %}{% endfor %}
     }
 }
@@ -132,7 +153,7 @@ static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids,
                           long x_stride, const float *sums,
                           long sums_stride, float *y, long y_stride, long ahead)
 {
-    (void)grids, (void)x_stride, (void)sums_stride, (void)y_stride;
+    (void)x_stride, (void)sums_stride, (void)y_stride;
     for (int line = 0; line < WORDS_AT; line += 64) prefetch(unit + ahead + line);
 {% for first in range(0, 2, loop_of.vectors) %}
 {% set tile = range(first, first + loop_of.vectors) %}
@@ -160,7 +181,7 @@ static INLINE void unit_{{ loop_of.m }}(const uint8_t *unit, const float *grids,
 {% endfor %}
         }
 {% for v in tile %}
-        const rows_f scale{{ v }} = load_scale(unit, {{ v }}), offset{{ v }} = load_offset(unit, {{ v }});
+        const rows_f scale{{ v }} = load_scale(unit, grids, {{ v }}), offset{{ v }} = load_offset(unit, grids, {{ v }});
 {% for m in range(loop_of.m) %}
 {% set all = loop_of.sums([v], m) %}
 {% for other in all[1:] %}
@@ -218,8 +239,7 @@ static void prepare(const float *x, long units, long unit_words, float *ready, f
 /* 16 rows of a unit, from row v * 16 on: tile[column * ROWS + lane]. */
 static void dequantize_unit(const uint8_t *unit, const float *grids, int v, long unit_words, float *tile)
 {
-    (void)grids;
-    const rows_f scale = load_scale(unit, v), {{ "offset = load_offset(unit, v)" if floats else "zero = load_i16(unit + %d + v * 32)" % scale_bytes }};
+    const rows_f scale = load_scale(unit, grids, v), {{ "offset = load_offset(unit, grids, v)" if floats else "zero = load_zero(unit, v)" }};
     for (long word = 0; word < unit_words; word++) {
         const rows_w w = load_words(unit + WORDS_AT + word * WORD_BYTES + v * 64);
         rows_f code[WORD_COLUMNS];
@@ -234,9 +254,8 @@ static void dequantize_unit(const uint8_t *unit, const float *grids, int v, long
 /* Columns of `count` words from word `first` on: tile[(v * columns + column) * 16 + lane]. */
 static void dequantize_tile(const uint8_t *unit, const float *grids, long first, long count, float *tile)
 {
-    (void)grids;
     for (int v = 0; v < 2; v++) {
-        const rows_f offset = load_offset(unit, v), scale = load_scale(unit, v);
+        const rows_f offset = load_offset(unit, grids, v), scale = load_scale(unit, grids, v);
         for (long word = 0; word < count; word++, tile += WORD_COLUMNS * 16) {
             const rows_w w = load_words(unit + WORDS_AT + (first + word) * WORD_BYTES + v * 64);
 {% for field in range(32 // bits) %}

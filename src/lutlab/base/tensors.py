@@ -102,6 +102,33 @@ class SecondOrderTensor:
         return BCQTensor(self.codes, a[:q], offset, q, self.group_size, self.order)
 
 
+@dataclass(frozen=True)
+class UniformSecondOrderTensor:
+    """A UniformTensor with zero points whose scales are of second order (second_order.py), all above 0.
+
+    codes: [N, K] uint8 in 0..2^bits-1; zero_point: [N, G] int16; scale_code: [1, N, G] uint8 in 0..2^scale_bits-1;
+    scale_step: [1, N] float16 >= 0 of 4 significant bits; scale_zero: [1, N] int8 in -128..128-2^scale_bits.
+    order: as in UniformTensor.
+    """
+
+    codes: torch.Tensor
+    scale_code: torch.Tensor
+    scale_step: torch.Tensor
+    scale_zero: torch.Tensor
+    zero_point: torch.Tensor
+    bits: int
+    group_size: int
+    scale_bits: int
+    order: torch.Tensor | None = None
+
+    def uniform(self) -> UniformTensor:
+        """The same codes with the scales decoded, in float16."""
+        scale = second_order.decoded(self.scale_code, self.scale_step, self.scale_zero)[0]
+        return UniformTensor(
+            self.codes, scale, self.zero_point, self.bits, self.group_size, self.order
+        )
+
+
 MIXED_WIDTHS = (2, 3, 4)
 SCALE_BITS = 4  # of a scale's code, of second order
 # Memory-aligned blocks (formats/mixed_blocks.py): weights of a group; bits of the scale codes of a block's three groups
@@ -181,10 +208,8 @@ class BlocksTensor:
     in_features: int
 
 
-QuantizedTensor = (
-    DenseTensor | UniformTensor | BCQTensor | SecondOrderTensor | MixedTensor | BlocksTensor
-)
-Coded = UniformTensor | BCQTensor | SecondOrderTensor
+Coded = UniformTensor | BCQTensor | SecondOrderTensor | UniformSecondOrderTensor
+QuantizedTensor = DenseTensor | Coded | MixedTensor | BlocksTensor
 
 
 def stacked(parts: Sequence[Coded]) -> Coded:

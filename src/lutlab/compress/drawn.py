@@ -33,6 +33,7 @@ from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed, second_order
 from lutlab.formats.uniform import PackedUniform
+from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 
 CHUNK_WEIGHTS = 2**20  # dense weights drawn at a time: bounds the float32 temporaries
 SPREAD = 13 / 12  # mean square of the factor of a scale, uniform between 1/2 and 3/2
@@ -81,6 +82,7 @@ def drawn(
         PackedUniform: _uniform,
         PackedBCQ: _bcq,
         PackedSecondOrder: _second_order,
+        PackedUniformSecondOrder: _uniform_second_order,
         PackedMixed: _mixed,
         PackedDense: _dense,
     }
@@ -132,9 +134,17 @@ def _bcq(empty: PackedBCQ, deviation: float, bits: Bits, device: torch.device | 
 def _second_order(
     empty: PackedSecondOrder, deviation: float, bits: Bits, device: torch.device | str
 ) -> PackedSecondOrder:
-    plain = _bcq(empty.to_bcq(), deviation, bits, device)
+    plain = _bcq(empty.first_order(), deviation, bits, device)
     a = coefficients(plain.alpha, plain.offset)
     return PackedSecondOrder.encoded(plain, *grid(a, empty.scale_bits), empty.scale_bits)
+
+
+def _uniform_second_order(
+    empty: PackedUniformSecondOrder, deviation: float, bits: Bits, device: torch.device | str
+) -> PackedUniformSecondOrder:
+    plain = _uniform(empty.first_order(), deviation, bits, device)
+    grids = grid(plain.scale.unsqueeze(0), empty.scale_bits)
+    return PackedUniformSecondOrder.encoded(plain, *grids, empty.scale_bits)
 
 
 def _dense(

@@ -65,7 +65,7 @@ class PackedSecondOrder(Format):
 
     def dequantize(self) -> torch.Tensor:
         """[N, K] float32, as format bcq has it with the decoded coefficients."""
-        return self.to_bcq().dequantize()
+        return self.first_order().dequantize()
 
     @property
     def coefficient_codes(self) -> torch.Tensor:
@@ -75,7 +75,7 @@ class PackedSecondOrder(Format):
         codes = code_words.unpack_stream(self.scale_code, self.scale_bits, count)
         return codes.to(torch.uint8).view(shape)
 
-    def to_bcq(self) -> PackedBCQ:
+    def first_order(self) -> PackedBCQ:
         """The planes with their coefficients decoded to float16."""
         q = self.bits
         a = second_order.decoded(self.coefficient_codes, self.scale_step, self.scale_zero)
@@ -92,7 +92,7 @@ class PackedSecondOrder(Format):
     def encoded(
         cls, binary: PackedBCQ, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
     ) -> PackedSecondOrder:
-        """Planes whose coefficients lie on the grids step [P, N] float16, zero [P, N] int8: the inverse of to_bcq."""
+        """Planes with coefficients on the grids step [P, N] float16, zero [P, N] int8: the inverse of first_order."""
         a = second_order.coefficients(binary.alpha, binary.offset)
         code = code_words.pack_stream(second_order.nearest(a, step, zero, scale_bits), scale_bits)
         shape, g = binary.shape, binary.group_size
@@ -101,7 +101,7 @@ class PackedSecondOrder(Format):
     def unpack(self) -> SecondOrderTensor:
         """The inverse of pack, bit for bit."""
         return SecondOrderTensor(
-            bcq.unpack(self.to_bcq()).codes,
+            bcq.unpack(self.first_order()).codes,
             self.coefficient_codes,
             self.scale_step,
             self.scale_zero,

@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import group_length
@@ -31,6 +31,7 @@ from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed, outliers_of, row_scales
 from lutlab.formats.uniform import PackedUniform
+from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 
 WORD = code_words.WORD
 _LEAST = 8  # weights of a group, as groups.check_group_size has it
@@ -41,7 +42,7 @@ def rows(packed: Format, spans: Sequence[range]) -> Format:
     """The weight of some rows.
 
     Args:
-        packed: [N, K], of format uniform, bcq, bcq_second_order, mixed or dense.
+        packed: [N, K], of format uniform or bcq, of first or second order, mixed or dense.
         spans: spans of rows, one below the other in the part.
 
     Raises:
@@ -55,7 +56,7 @@ def columns(packed: Format, span: range) -> Format:
     """The weight of some stored columns; it has no order.
 
     Args:
-        packed: [N, K], of format uniform, bcq, bcq_second_order, mixed or dense.
+        packed: [N, K], of format uniform or bcq, of first or second order, mixed or dense.
         span: span of columns.
 
     Raises:
@@ -67,8 +68,8 @@ def columns(packed: Format, span: range) -> Format:
 
 def _unknown(packed: Format) -> LutlabError:
     return LutlabError(
-        f"a {type(packed).__name__} cannot be cut: lutlab cuts weights of the formats uniform, bcq, bcq_second_order, "
-        "mixed and dense (rows.register and columns.register of formats/cut.py add one); decode on one device"
+        f"a {type(packed).__name__} cannot be cut: lutlab cuts weights of the formats uniform, bcq, their second "
+        "order, mixed and dense (rows.register and columns.register of formats/cut.py add one); decode on one device"
     )
 
 
@@ -188,21 +189,25 @@ def _(packed: PackedBCQ, span: range) -> PackedBCQ:
     return bcq.pack(BCQTensor(codes, part.alpha, part.offset, packed.bits, g))
 
 
-# ---- binary codes with coefficients of second order: each row has its grids, all of its groups the same ----
+# ---- coefficients of second order: each row has its grids, all of its groups the same ----
+
+SecondOrder = PackedSecondOrder | PackedUniformSecondOrder
 
 
-@rows.register
-def _(packed: PackedSecondOrder, spans: Sequence[range]) -> PackedSecondOrder:
-    part = cast("PackedBCQ", rows(packed.to_bcq(), spans))
+@rows.register(PackedSecondOrder)
+@rows.register(PackedUniformSecondOrder)
+def _(packed: SecondOrder, spans: Sequence[range]) -> Format:
+    part = rows(packed.first_order(), spans)
     step, zero = (_rows(grid, spans, 1) for grid in (packed.scale_step, packed.scale_zero))
-    return PackedSecondOrder.encoded(part, step, zero, packed.scale_bits)
+    return packed.encoded(cast("Any", part), step, zero, packed.scale_bits)
 
 
-@columns.register
-def _(packed: PackedSecondOrder, span: range) -> PackedSecondOrder:
-    part = cast("PackedBCQ", columns(packed.to_bcq(), span))
+@columns.register(PackedSecondOrder)
+@columns.register(PackedUniformSecondOrder)
+def _(packed: SecondOrder, span: range) -> Format:
+    part = columns(packed.first_order(), span)
     step, zero = _copy(packed.scale_step), _copy(packed.scale_zero)
-    return PackedSecondOrder.encoded(part, step, zero, packed.scale_bits)
+    return packed.encoded(cast("Any", part), step, zero, packed.scale_bits)
 
 
 # ---- mixed ----

@@ -93,8 +93,8 @@ def quantized(
     if not wide:
         raise LutlabError(
             f"weights of at most {largest:.3g} need coefficients that float16 cannot hold, and groups of several "
-            "widths and coefficients on grids (alpha_bits) have no others: multiply the weights, or take a method such "
-            "as gptq, whose scales may be float32"
+            "widths and coefficients on grids (alpha_bits, scale_bits) have no others: multiply the weights, or take a "
+            "method such as gptq, whose scales may be float32"
         )
     if not (isinstance(tensor, DenseTensor) or LEAST <= largest < MOST):
         raise LutlabError(

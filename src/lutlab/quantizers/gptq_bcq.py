@@ -21,7 +21,6 @@ W [N, K] -> codes [N, K] uint8, alpha [q, N, G], z [N, G] or None; with act_orde
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -31,6 +30,7 @@ from lutlab.base.groups import Bits, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
+from lutlab.base.second_order import Grids
 from lutlab.base.tensors import BCQTensor, SecondOrderTensor
 from lutlab.quantizers.alternating import (
     SortedGroups,
@@ -45,12 +45,6 @@ from lutlab.quantizers.grid import ScaleDtype
 FIT_FLOATS = 2**22  # weights of rows that are fitted at once: the solver holds some 20 bytes each
 # Step of the uniform grid of 2^q levels that errs least on Gaussian weights of deviation 1 (Max 1960), for q = 1 .. 8.
 GAUSSIAN_STEP = (1.596, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308)
-
-
-def _check_alpha_bits(name: str, value: int) -> None:
-    """Refuse a number of bits that no stored coefficient has: 4 to 7 of a code on a grid, or 16, of a float."""
-    if value != 16 and not 4 <= value <= 7:
-        raise LutlabError(f"{name}={value}: give 4 to 7, or 16 for coefficients without a grid")
 
 
 @register("method", "gptq_bcq")
@@ -71,7 +65,7 @@ class GPTQBCQ(Compensated):
     offset: bool = True
     rounds: Count = 5
     alpha_dtype: ScaleDtype = "fp16"
-    alpha_bits: Annotated[int, _check_alpha_bits] = 16
+    alpha_bits: Annotated[int, second_order.check_code_bits] = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,8 +84,8 @@ class GPTQBCQ(Compensated):
         first = self.binary(weight, q, g, prepared)
         if self.alpha_bits == 16:
             return first
-        grids = Grids(first, self.alpha_bits)
-        return grids.second_order(self.binary(weight, q, g, prepared, grids))
+        grids = Grids(second_order.coefficients(first.alpha, first.offset), self.alpha_bits)
+        return on_grids(self.binary(weight, q, g, prepared, grids), grids)
 
     def binary(
         self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored, grids: Grids | None = None
@@ -107,34 +101,13 @@ class GPTQBCQ(Compensated):
         return BCQTensor(codes, books.alpha, books.offset, q, g, order)
 
 
-class Grids:
-    """Grids of the coefficients of N rows: those of a tensor, in codes of some bits (base/second_order.py).
-
-    step: [p, N] float16; zero: [p, N] int8; p coefficients a group, the alphas and behind them the offset.
-    """
-
-    def __init__(self, tensor: BCQTensor, bits: int) -> None:
-        a = second_order.coefficients(tensor.alpha, tensor.offset)
-        self.bits, (self.step, self.zero) = bits, second_order.grid(a, bits)
-
-    def rows(self, rows: slice) -> Grids:
-        """The grids of some rows."""
-        part = copy.copy(self)
-        part.step, part.zero = self.step[:, rows], self.zero[:, rows]
-        return part
-
-    def nearest(self, a: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """Coefficients a [p, N] of a group, from the one numbered `first` on, moved to their grids; in their dtype."""
-        step, zero = (values[first : first + len(a)] for values in (self.step, self.zero))
-        code = second_order.nearest(a.unsqueeze(2), step, zero, self.bits)
-        return second_order.decoded(code, step, zero).squeeze(2).to(a.dtype)
-
-    def second_order(self, tensor: BCQTensor) -> SecondOrderTensor:
-        """A tensor on the grids, its coefficients as integers."""
-        a = second_order.coefficients(tensor.alpha, tensor.offset)
-        code = second_order.nearest(a, self.step, self.zero, self.bits)
-        grids, q, g = (self.step, self.zero), tensor.bits, tensor.group_size
-        return SecondOrderTensor(tensor.codes, code, *grids, q, g, self.bits, tensor.order)
+def on_grids(tensor: BCQTensor, grids: Grids) -> SecondOrderTensor:
+    """A tensor whose coefficients lie on grids, or next to them, with these as integers."""
+    code = grids.codes(second_order.coefficients(tensor.alpha, tensor.offset))
+    q, g = tensor.bits, tensor.group_size
+    return SecondOrderTensor(
+        tensor.codes, code, grids.step, grids.zero, q, g, grids.bits, tensor.order
+    )
 
 
 class Codewords:

@@ -27,14 +27,16 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from lutlab.base import second_order
 from lutlab.base.groups import Bits, group_length
 from lutlab.base.lazy import torch
 from lutlab.base.limits import CountFrom0
 from lutlab.base.registry import register
+from lutlab.base.second_order import Grids
 from lutlab.base.tensors import BCQTensor, SecondOrderTensor, UniformTensor
 from lutlab.quantizers.compensation import Compensated, Factored
 from lutlab.quantizers.gptq import GPTQ
-from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords, Grids
+from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords, on_grids
 from lutlab.quantizers.refinement import refined, solved
 
 
@@ -73,9 +75,9 @@ class HessianBCQ(GPTQBCQ):
         end = self._better(weight, q, g, prepared)
         if self.alpha_bits == 16:
             return end
-        grids = Grids(end, self.alpha_bits)
-        start = grids.second_order(end).binary()
-        return grids.second_order(self._refined(weight, start, prepared, grids=grids))
+        grids = Grids(second_order.coefficients(end.alpha, end.offset), self.alpha_bits)
+        start = on_grids(end, grids).binary()
+        return on_grids(self._refined(weight, start, prepared, grids=grids), grids)
 
     def _better(self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored) -> BCQTensor:
         """The refined tensor; with two starts the better row of each."""
@@ -85,7 +87,9 @@ class HessianBCQ(GPTQBCQ):
         errors, others = (weight.new_empty(len(weight), dtype=torch.float64) for _ in range(2))
         end = self._refined(weight, start, prepared, errors)
         grid = GPTQ(**{field.name: getattr(self, field.name) for field in fields(Compensated)})
-        start = _in_binary(grid.quantize(weight, q, g, prepared), start.alpha.dtype)
+        uniform = grid.quantize(weight, q, g, prepared)
+        assert isinstance(uniform, UniformTensor)  # with scale_bits=16
+        start = _in_binary(uniform, start.alpha.dtype)
         other = self._refined(weight, start, prepared, others)
         better = (others < errors)[:, None]  # nan, of a coefficient beyond its dtype, is not
         for values, those in zip(_parts(end), _parts(other), strict=True):

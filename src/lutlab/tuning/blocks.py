@@ -63,7 +63,7 @@ def check_tunable(quantizer: Method) -> None:
     if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
         raise LutlabError(
             "tuning.block_steps moves binary or uniform codes and their scales, which this method does not give: take "
-            "gptq_bcq, bcq, gptq or rtn (with alpha_bits=16 where there is that option), or drop block_steps"
+            "gptq_bcq, bcq, gptq or rtn, with coefficients of 16 bits (alpha_bits, scale_bits), or drop block_steps"
         )
 
 

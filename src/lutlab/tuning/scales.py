@@ -35,7 +35,7 @@ def check_tunable(quantizer: Method) -> None:
     if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
         raise LutlabError(
             "tuning.trains=scales moves the scales of binary or uniform codes, which this method does not give: "
-            "take gptq_bcq, bcq, gptq or rtn (with alpha_bits=16 where there is that option); "
+            "take gptq_bcq, bcq, gptq or rtn, with coefficients of 16 bits (alpha_bits, scale_bits); "
             "mixed groups are tuned by tuning.trains=weights"
         )
 

@@ -145,6 +145,7 @@ VERSIONS = {
     "format/uniform": "row ppl speed gptq qigen searched tuned kept",
     "format/bcq": "labels",
     "format/bcq_second_order": "coarse",
+    "format/uniform_second_order": "",
     "evaluator/ppl": "ppl",
     "evaluator/lambada": "",
     "protocol/passages-joined": "ppl",

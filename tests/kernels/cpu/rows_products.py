@@ -27,9 +27,23 @@ KINDS = {
     "second order": {"kind": "second order", "q": 2},
     "codes": {"kind": "codes", "q": 4},
     "codes, float offset": {"kind": "codes", "q": 4, "shift": "f16"},
+    "uniform planes, second order": {
+        "kind": "uniform planes",
+        "q": 2,
+        "few": True,
+        "zeros": (0, 4),
+    },
+    "codes, second order": {"kind": "codes", "q": 4, "few": True, "zeros": (0, 16)},
+    "codes, second order, wide zeros": {"kind": "codes", "q": 6, "few": True, "zeros": (-3, 9)},
     "planes in bytes": {"kind": "planes", "q": 3, "offset": "f32", "lane_bytes": 1},
     "second order in bytes": {"kind": "second order", "q": 3, "lane_bytes": 1},
     "uniform planes in bytes": {"kind": "uniform planes", "q": 3, "lane_bytes": 1},
+    "uniform planes in bytes, second order": {
+        "kind": "uniform planes",
+        "q": 3,
+        "few": True,
+        "lane_bytes": 1,
+    },
     "uniform planes in bytes, float offset": SHIFTED | {"lane_bytes": 1},
 }
 KINDS = {kind: how for kind, how in KINDS.items() if "avx2" in ISAS or "in bytes" not in kind}

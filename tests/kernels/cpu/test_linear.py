@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.kernels.checks import inputs, one_operation, refused, relative_error
-from tests.kernels.weights import bcq_tensor, second_order_tensor, uniform_tensor
+from tests.kernels.weights import (
+    bcq_tensor,
+    second_order_tensor,
+    uniform_second_order_tensor,
+    uniform_tensor,
+)
 from tests.mixed_weights import mixed_tensor
 
 from lutlab.base.tensors import DenseTensor
@@ -21,6 +26,7 @@ N, K = 40, 72
 WEIGHTS = {
     "planes": lambda: bcq.pack(bcq_tensor(N, K, 3, 16, offset="f32", ordered=True)),
     "second order": lambda: pack(second_order_tensor(N, K, 3, 16, ordered=True)),
+    "uniform second order": lambda: pack(uniform_second_order_tensor(N, K, 4, 16, ordered=True)),
     "uniform planes": lambda: pack(uniform_tensor(N, K, 3, 16)),
     "codes": lambda: pack(uniform_tensor(N, K, 4, 16, ordered=True)),
     "codes, float offset": lambda: pack(uniform_tensor(N, K, 5, 16, scale="f32", shift="f32")),
@@ -98,7 +104,7 @@ def test_a_named_choice_of_tables_is_in_the_name_of_what_ran(kind, monkeypatch):
     ("bcq_gemv has no option 'table': did you mean 'tables'", "codes", "bcq_gemv", {"table": "int16"}),
     ("uniform_gemv has no option 'tables'", "codes", "uniform_gemv", {"tables": "int16"}),
     ("uniform_gemv: q=3: codes of 1 to 3 bits are faster", "uniform planes", "uniform_gemv", {}),
-    ("bcq_gemv: it multiplies formats bcq, bcq_second_order and uniform", "dense", "bcq_gemv", {}),
+    ("bcq_gemv: it multiplies formats bcq and uniform, of first and second order", "dense", "bcq_gemv", {}),
     ("tables=int61.*int16", "planes", "bcq_gemv", {"tables": "int61"}),
 ])  # fmt: skip
 def test_mistakes_in_asking_for_a_kernel(message, kind, op, options):

@@ -31,7 +31,7 @@ are filled up to whole 64 bytes, so that no load of words spans two lines of the
 
 Uniform codes s * (codes - zero_point) have the same planes and fewer scales (Eq. 5: alpha_b = 2^(b-1) s): a unit then
 starts with [scale: groups_in_unit x 32 rows] [zero_point: groups_in_unit x 32 rows int16], or, of s * codes + m, with
-[scale: …] [m: groups_in_unit x 32 rows].
+[scale: …] [m: groups_in_unit x 32 rows]; of second order with bytes, as in uniform_gemv.
 
 The source (kernels/cpu/bcq): a word of a plane is cut into lookups of as many bits as a table has: four with AVX-512,
 whose tables have 16 entries, ten of three and one of two with AVX2. A lookup never spans two groups. As many planes are
@@ -42,19 +42,20 @@ two can start in one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.base.registry import register
 from lutlab.base.second_order import coefficients
-from lutlab.base.tensors import BCQTensor
+from lutlab.base.tensors import BCQTensor, UniformSecondOrderTensor
 from lutlab.formats import bcq
 from lutlab.formats.bcq import WORD, PackedBCQ
 from lutlab.formats.bcq_second_order import PackedSecondOrder
-from lutlab.formats.code_words import in_order, pack_stream
+from lutlab.formats.code_words import pack_stream
 from lutlab.formats.uniform import PackedUniform
+from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa, detect
 from lutlab.kernels.cpu import VERSIONS
@@ -63,8 +64,9 @@ from lutlab.kernels.cpu.rows.linear import RowsOp
 from lutlab.kernels.cpu.rows.row_blocks import ROWS
 from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import Loop, tiles
+from lutlab.kernels.cpu.uniform_gemv import dtypes
 
-Stored = PackedBCQ | PackedSecondOrder | PackedUniform
+Stored = PackedBCQ | PackedSecondOrder | PackedUniform | PackedUniformSecondOrder
 LINE = 64  # bytes of a line of the cache
 
 # ---- the operation ----
@@ -79,8 +81,8 @@ class BCQGemv(RowsOp[Stored]):
 
     version: ClassVar[int] = VERSIONS["bcq_gemv"]
     name: ClassVar[str] = "bcq_gemv"
-    multiplies: ClassVar[str] = "formats bcq, bcq_second_order and uniform"
-    formats: ClassVar[tuple[type, ...]] = (PackedBCQ, PackedSecondOrder, PackedUniform)
+    multiplies: ClassVar[str] = "formats bcq and uniform, of first and second order"
+    formats: ClassVar[tuple[type, ...]] = get_args(Stored)
     options: ClassVar[tuple[str, ...]] = ("tables",)
 
     def empty(self, packed: Stored, tables: str) -> PackedBCQRows:
@@ -98,8 +100,7 @@ class PackedBCQRows(RowsWeight[Stored]):
     scale_dtype: of alpha, or of the scales of uniform codes; uint8: codes of second order. uniform: whether the unit
     holds such scales, with their offsets, or, where offset_dtype is int16, zero points. offset_dtype: None says that
     there is no offset. lane_bytes: bytes of a row's word that lie together, 4, 2 or 1. wide_offset: [N, G] float64,
-    which the stream holds in float32; None where it holds all. grids: scale_step, scale_zero and scale_bits of
-    coefficients of second order.
+    which the stream holds in float32; None where it holds all.
     """
 
     scale_dtype: torch.dtype
@@ -107,7 +108,6 @@ class PackedBCQRows(RowsWeight[Stored]):
     uniform: bool = False
     lane_bytes: int = 4
     wide_offset: torch.Tensor | None = None
-    grids: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     @property
     def widths(self) -> list[int]:
@@ -120,9 +120,8 @@ class PackedBCQRows(RowsWeight[Stored]):
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
-        """All tensors that it holds, the offset in float64 and grids too."""
-        more = () if self.wide_offset is None else (self.wide_offset,)
-        return super().buffers + more + (() if self.grids is None else self.grids[:2])
+        """All tensors that it holds, the offset in float64 too."""
+        return super().buffers + (() if self.wide_offset is None else (self.wide_offset,))
 
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
         """The kernel for planes in this layout."""
@@ -141,15 +140,9 @@ class PackedBCQRows(RowsWeight[Stored]):
     def filled(self, stored: Stored) -> PackedBCQRows:
         """Planes, made of the codes where the weight is uniform, with its scales and offsets by blocks."""
         if isinstance(stored, PackedSecondOrder):
-            code, step, q = stored.coefficient_codes, stored.scale_step, self.bits
-            first = (step.float() * stored.scale_zero).half()  # exact, of 11 significant bits
-            grids = torch.stack((step, first), dim=1).permute(2, 0, 1)
-            out = replace(self, grids=(step, stored.scale_zero, stored.scale_bits))
-            out = _fill(out, stored.planes, code[:q], code[q] if len(code) > q else None)
-            behind = row_blocks.lanes(grids, self.shape[0]).permute(0, 2, 3, 1)
-            return replace(
-                out, stream=torch.cat((out.stream, in_order(behind).view(torch.uint8).flatten()))
-            )
+            code, q = stored.coefficient_codes, self.bits
+            out = _fill(self, stored.planes, code[:q], code[q] if len(code) > q else None)
+            return out.with_grids(stored.scale_step, stored.scale_zero, stored.scale_bits)
         if isinstance(stored, PackedBCQ):
             offset = stored.offset
             if offset is None or offset.dtype != torch.float64:
@@ -157,18 +150,22 @@ class PackedBCQRows(RowsWeight[Stored]):
             return _fill(
                 replace(self, wide_offset=offset), stored.planes, stored.alpha, offset.float()
             )
-        codes = stored.unpack()
-        q, g, scale = self.bits, self.group_size, codes.scale
-        no_alpha = scale.new_zeros(q, *scale.shape)
-        planes = bcq.pack(BCQTensor(codes.codes, no_alpha, None, q, g, self.order)).planes
-        return _fill(self, planes, scale.unsqueeze(0), bcq.shifts(codes.zero_point, codes.offset))
+        tensor, q = stored.unpack(), self.bits
+        no_alpha = torch.zeros(q, len(tensor.codes), 1)
+        planes = bcq.pack(BCQTensor(tensor.codes, no_alpha, None, q, -1, self.order)).planes
+        if isinstance(tensor, UniformSecondOrderTensor):
+            zero = tensor.zero_point.to(self.offset_dtype)
+            out = _fill(self, planes, tensor.scale_code, zero)
+            return out.with_grids(tensor.scale_step, tensor.scale_zero, tensor.scale_bits)
+        shift = bcq.shifts(tensor.zero_point, tensor.offset)
+        return _fill(self, planes, tensor.scale.unsqueeze(0), shift)
 
     def stored(self) -> Stored:
         """The planes, or the codes that they are the bits of."""
         planes, scales, offset = _parts(self)
         wide = offset if self.wide_offset is None else self.wide_offset
         packed = PackedBCQ(planes, scales, wide, self.shape, self.group_size, self.order)
-        if self.grids is not None:
+        if self.grids is not None and not self.uniform:
             step, zero, bits = self.grids
             code = coefficients(scales, offset)
             stream = pack_stream(code, bits)
@@ -185,9 +182,8 @@ def empty(packed: Stored, lane_bytes: int = 4) -> PackedBCQRows:
     offset: torch.dtype | None
     if isinstance(packed, PackedSecondOrder):
         scale, offset = torch.uint8, torch.uint8 if packed.has_offset else None
-    elif isinstance(packed, PackedUniform):
-        scale = packed.scale.dtype
-        offset = torch.int16 if packed.offset is None else packed.offset.dtype
+    elif isinstance(packed, PackedUniform | PackedUniformSecondOrder):
+        scale, offset = dtypes(packed)
     else:
         scale = packed.alpha.dtype
         offset = None if packed.offset is None else packed.offset.dtype
@@ -198,7 +194,7 @@ def empty(packed: Stored, lane_bytes: int = 4) -> PackedBCQRows:
         order=packed.order,
         scale_dtype=scale,
         offset_dtype=torch.float32 if offset == torch.float64 else offset,
-        uniform=isinstance(packed, PackedUniform),
+        uniform=isinstance(packed, PackedUniform | PackedUniformSecondOrder),
         lane_bytes=lane_bytes,
     )
 
@@ -404,7 +400,7 @@ def source(
         q: planes, 1-8.
         groups_in_unit: 1, 2 or 4; more than 1: a unit is one word, and tables are of floats.
         alpha: f16 or f32, what scales are stored in; u8: codes of second order.
-        offset: f16, f32, u8 or None; i16: zero points.
+        offset: f16, f32, u8 or None; of uniform codes i16 and u8: zero points.
         uniform: whether the unit holds one scale of uniform codes in the place of alphas.
         table_bits: bits of an integer entry: 24, as exact as float32, or 18, for AVX2; 16, for AVX-512. None: floats.
     """
@@ -444,7 +440,7 @@ def source(
         lane_bytes=lane,
         alpha_size=sizes[alpha],
         offset_size=sizes[offset],
-        grid_floats=2 * ROWS * (q + (offset is not None)) if alpha == "u8" else 0,
+        grid_floats=2 * ROWS * (1 if uniform else q + (offset is not None)) * (alpha == "u8"),
         scale_bytes=bytes_of_scales,
         offset_bytes=offset_bytes,
         **of_tables,

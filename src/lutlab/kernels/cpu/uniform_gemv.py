@@ -13,6 +13,9 @@ The layout: blocks of 32 rows, one stream (rows/row_blocks.py draws panels and b
 
     unit = [scale: 32 rows] [zero_point: 32 rows int16, or offset: 32 rows] [word 0: 32 rows] [word 1: 32 rows] ...
 
+Of second order (formats/uniform_second_order.py) a scale is a byte, its code, a zero point in 0 .. 2^q-1 another, and
+the grids are behind all units, as in bcq_gemv.
+
 Codes of up to 4 bits take fields of 4, wider ones fields of 8; column j of a word is in field j, the lowest first:
 
     4 bits: 8 columns a word      bit  31 ... 28 | 27 ... 24 | ... |  7 ... 4  |  3 ... 0
@@ -32,8 +35,10 @@ import torch
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.registry import register
+from lutlab.base.tensors import UniformSecondOrderTensor
 from lutlab.formats.bcq import shifts
 from lutlab.formats.uniform import PackedUniform
+from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 from lutlab.kernels.codegen import templates
 from lutlab.kernels.codegen.isa import Isa, detect, halved
 from lutlab.kernels.cpu import VERSIONS
@@ -43,6 +48,7 @@ from lutlab.kernels.cpu.rows.row_blocks import ROWS, Geometry
 from lutlab.kernels.cpu.rows.rows_gemv import C_NAMES, EXACT, RowsWeight
 from lutlab.kernels.cpu.rows.tiles import Loop, tiles
 
+Stored = PackedUniform | PackedUniformSecondOrder
 WORD = 32
 # A panel is wider than that of tables: of the activations themselves, more fit the cache.
 PANEL_COLUMNS = 1024
@@ -54,15 +60,15 @@ FLOATS, INTEGERS = "uniform convert", "uniform int24"
 
 
 @register("kernel", "uniform_gemv")
-class UniformGemv(RowsOp[PackedUniform]):
+class UniformGemv(RowsOp[Stored]):
     """Codes in fields of 4 or 8 bits, converted and multiplied."""
 
     version: ClassVar[int] = VERSIONS["uniform_gemv"]
     name: ClassVar[str] = "uniform_gemv"
-    multiplies: ClassVar[str] = "format uniform"
-    formats: ClassVar[tuple[type, ...]] = (PackedUniform,)
+    multiplies: ClassVar[str] = "formats uniform and uniform_second_order"
+    formats: ClassVar[tuple[type, ...]] = (PackedUniform, PackedUniformSecondOrder)
 
-    def empty(self, packed: PackedUniform, tables: str) -> PackedUniformRows:
+    def empty(self, packed: Stored, tables: str) -> PackedUniformRows:
         """The layout in fields; codes of fewer bits are left to bcq_gemv."""
         if packed.bits < 4:
             raise LutlabError(f"q={packed.bits}: codes of 1 to 3 bits are faster as planes")
@@ -73,8 +79,12 @@ class UniformGemv(RowsOp[PackedUniform]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedUniformRows(RowsWeight[PackedUniform]):
-    """Uniform codes; scale_dtype: float16 or float32; offset_dtype: one of these, or int16, that of zero points."""
+class PackedUniformRows(RowsWeight[Stored]):
+    """Uniform codes.
+
+    scale_dtype: float16, float32, or uint8, of codes of second order; offset_dtype: float16 or float32, or int16 or
+    uint8 of zero points.
+    """
 
     scale_dtype: torch.dtype
     offset_dtype: torch.dtype = torch.int16
@@ -107,10 +117,14 @@ class PackedUniformRows(RowsWeight[PackedUniform]):
         variant = INTEGERS if integers(isa, self.field_bits) else FLOATS
         return text, f"uniform-{self.field_bits}", variant
 
-    def filled(self, stored: PackedUniform) -> PackedUniformRows:
+    def filled(self, stored: Stored) -> PackedUniformRows:
         """Fields, scales and zero points or offsets by blocks."""
         tensor = stored.unpack()
-        row_blocks.check_finite(tensor.scale, tensor.offset)
+        if isinstance(tensor, UniformSecondOrderTensor):
+            scale, shift = tensor.scale_code[0], tensor.zero_point.to(self.offset_dtype)
+        else:
+            scale, shift = tensor.scale, shifts(tensor.zero_point, tensor.offset)
+        row_blocks.check_finite(scale, shift)
         geo, rows = self.geometry, self.shape[0]
         words = torch.empty(rows, geo.units * geo.unit_words, dtype=torch.int32)
         step = max(1, CHUNK_CODES // geo.columns)
@@ -120,11 +134,14 @@ class PackedUniformRows(RowsWeight[PackedUniform]):
         words = row_blocks.lanes(words, rows).unflatten(2, (geo.units, -1)).permute(0, 2, 3, 1)
         scales = [
             row_blocks.lanes(geo.unit_scales(values)[..., 0], rows).permute(0, 2, 1)
-            for values in (tensor.scale, shifts(tensor.zero_point, tensor.offset))
+            for values in (scale, shift)
         ]
-        return replace(self, stream=row_blocks.write(geo, rows, [*scales, words]))
+        out = replace(self, stream=row_blocks.write(geo, rows, [*scales, words]))
+        if isinstance(tensor, UniformSecondOrderTensor):
+            return out.with_grids(tensor.scale_step, tensor.scale_zero, tensor.scale_bits)
+        return out
 
-    def stored(self) -> PackedUniform:
+    def stored(self) -> Stored:
         """The codes of the fields, packed again."""
         geo, rows = self.geometry, self.shape[0]
         scales, offsets, words = row_blocks.read(self.stream, geo, rows, self.widths)
@@ -142,15 +159,23 @@ class PackedUniformRows(RowsWeight[PackedUniform]):
         return self.stored_codes(codes, scale.contiguous(), offset.contiguous())
 
 
-def empty(packed: PackedUniform) -> PackedUniformRows:
+def dtypes(packed: Stored) -> tuple[torch.dtype, torch.dtype]:
+    """Of scales, and of zero points or offsets, as a unit holds them."""
+    if isinstance(packed, PackedUniformSecondOrder):
+        return torch.uint8, torch.uint8 if packed.packed_zeros else torch.int16
+    return packed.scale.dtype, torch.int16 if packed.offset is None else packed.offset.dtype
+
+
+def empty(packed: Stored) -> PackedUniformRows:
     """The layout of a weight, without its stream."""
+    scale, offset = dtypes(packed)
     return PackedUniformRows(
         shape=packed.shape,
         bits=packed.bits,
         group_size=packed.group_size,
         order=packed.order,
-        scale_dtype=packed.scale.dtype,
-        offset_dtype=torch.int16 if packed.offset is None else packed.offset.dtype,
+        scale_dtype=scale,
+        offset_dtype=offset,
     )
 
 
@@ -194,7 +219,8 @@ def integers(isa: Isa, bits: int) -> bool:
 def source(isa: Isa, *, bits: int, scale: str, offset: str = "i16") -> str:
     """C source of the product.
 
-    bits: of a field, 4 or 8; scale, offset: f16 or f32, what they are stored in; offset=i16: there are zero points.
+    bits: of a field, 4 or 8; scale, offset: f16 or f32, what they are stored in, or u8, codes of second order;
+    offset=i16 or u8: there are zero points.
     """
     vectors = dict(VECTORS.get(isa.name, PORTABLE_VECTORS))
     batches, tile_from, integer_loops = sorted(vectors), TILE_FROM, []
@@ -203,7 +229,7 @@ def source(isa: Isa, *, bits: int, scale: str, offset: str = "i16") -> str:
         vectors = {m: count for m, count in vectors.items() if m > INTEGER_ROWS}
         batches, tile_from = sorted({*vectors, *eights}), INTEGER_TILE_FROM
         integer_loops = [Loop(m, count, 3) for m, count in eights.items()]
-    sizes = {"f16": 2, "i16": 2, "f32": 4}
+    sizes = {"u8": 1, "f16": 2, "i16": 2, "f32": 4}
     sums = SUMS.get(isa.name, PORTABLE_SUMS)
     return templates.render(
         "uniform/gemv.c",

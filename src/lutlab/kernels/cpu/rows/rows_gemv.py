@@ -10,15 +10,17 @@ from __future__ import annotations
 import ctypes
 import functools
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Generic
 
 import torch
 
 from lutlab.base.errors import LutlabError
-from lutlab.base.tensors import UniformTensor
+from lutlab.base.tensors import UniformSecondOrderTensor, UniformTensor
+from lutlab.formats.code_words import in_order
 from lutlab.formats.uniform import PackedUniform
+from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 from lutlab.kernels import ran
 from lutlab.kernels.codegen import library
 from lutlab.kernels.codegen.isa import Isa, detect
@@ -55,7 +57,8 @@ class RowsWeight(ABC, Generic[Packed]):
     """A weight [N, K] in blocks of rows; without a stream it only says what there is to build.
 
     bits: planes, or of a code; order: of columns, as the stored form has it; stream: [bytes] uint8; prefetch_bytes: how
-    far ahead of its use the stream is fetched, by instruction set ("": all others).
+    far ahead of its use the stream is fetched, by instruction set ("": all others); grids: scale_step, scale_zero and
+    scale_bits of coefficients of second order.
     """
 
     shape: tuple[int, int]
@@ -65,6 +68,7 @@ class RowsWeight(ABC, Generic[Packed]):
     order: torch.Tensor | None = None
     prefetch_bytes: ClassVar[dict[str, int]] = PREFETCH_BYTES
     stream: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    grids: tuple[torch.Tensor, torch.Tensor, int] | None = None
 
     @abstractmethod
     def filled(self, stored: Packed) -> Self:
@@ -80,12 +84,24 @@ class RowsWeight(ABC, Generic[Packed]):
 
     def stored_codes(
         self, codes: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
-    ) -> PackedUniform:
-        """The stored form of uniform codes; shift: offsets, or zero points, which are int16."""
+    ) -> PackedUniform | PackedUniformSecondOrder:
+        """The stored form of uniform codes; shift: offsets, or zero points, which are integers."""
+        q, g, order = self.bits, self.group_size, self.order
+        if self.grids is not None:
+            step, zeros, bits = self.grids
+            few = (scale.unsqueeze(0), step, zeros, shift.to(torch.int16))
+            return PackedUniformSecondOrder.pack(
+                UniformSecondOrderTensor(codes, *few, q, g, bits, order)
+            )
         zero, offset = (shift, None) if shift.dtype == torch.int16 else (None, shift)
-        return PackedUniform.pack(
-            UniformTensor(codes, scale, zero, self.bits, self.group_size, self.order, offset)
-        )
+        return PackedUniform.pack(UniformTensor(codes, scale, zero, q, g, order, offset))
+
+    def with_grids(self, step: torch.Tensor, zero: torch.Tensor, bits: int) -> Self:
+        """The same with grids [P, N] behind all units: of each block and coefficient 32 steps, then 32 step * zero."""
+        first = (step.float() * zero).half()  # exact, of 11 significant bits
+        by_row = row_blocks.lanes(torch.stack((step, first), dim=1).permute(2, 0, 1), len(step[0]))
+        behind = in_order(by_row.permute(0, 2, 3, 1)).view(torch.uint8).flatten()
+        return replace(self, grids=(step, zero, bits), stream=torch.cat((self.stream, behind)))
 
     @abstractmethod
     def source(self, isa: Isa, tables: str = EXACT) -> tuple[str, str, str]:
@@ -134,7 +150,7 @@ class RowsWeight(ABC, Generic[Packed]):
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """All tensors that it holds."""
-        tensors = (self.stream, self.order, self.channels)
+        tensors = (self.stream, self.order, self.channels, *(self.grids or ())[:2])
         return tuple(tensor for tensor in tensors if tensor is not None)
 
     def dequantize(self) -> torch.Tensor:
