@@ -101,15 +101,17 @@ def rotated(
 
 
 def coefficients(shape: tuple[int, int], m: int, args: argparse.Namespace) -> list[Product]:
-    """Planes with an offset, in groups of 32 to 128, with coefficients of 16 bits and of 4."""
+    """Planes with an offset and uniform codes, in groups of 32 to 128, with coefficients of 16 bits and of 4."""
     import torch
 
     from lutlab.base import second_order
-    from lutlab.base.tensors import BCQTensor
+    from lutlab.base.tensors import BCQTensor, UniformTensor
     from lutlab.formats import bcq
     from lutlab.formats.bcq_second_order import PackedSecondOrder
+    from lutlab.formats.uniform import PackedUniform
+    from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
     from lutlab.kernels.codegen import isa
-    from lutlab.kernels.cpu import bcq_gemv
+    from lutlab.kernels.cpu import bcq_gemv, uniform_gemv
     from lutlab.kernels.cpu.rows.rows_gemv import kernel as built
 
     on = next(one for one in isa.runnable() if args.isa in (None, one.name))
@@ -125,6 +127,15 @@ def coefficients(shape: tuple[int, int], m: int, args: argparse.Namespace) -> li
                 lanes = bcq_gemv.lane_bytes(on, g, columns)
                 packed = bcq_gemv.empty(stored, lanes).filled(stored)
                 name = f"lutlab bcq q{q} g{g} with offset, alpha_bits={bits} ({on.name})"
+                found.append(rotated(name, packed, built(packed, on), x, 1e-6, args)[0])
+            zero = torch.randint(0, 2**q, (rows, columns // g), generator=draw).short()
+            uniform = PackedUniform.pack(UniformTensor(codes, a[0] + 0.5, zero, q, g))
+            grids = second_order.grid(uniform.scale.unsqueeze(0), 4)
+            few = PackedUniformSecondOrder.encoded(uniform, *grids, 4)
+            for bits, stored in ((16, uniform), (4, few)):
+                empty = bcq_gemv.empty(stored, lanes) if q < 4 else uniform_gemv.empty(stored)
+                packed = empty.filled(stored)
+                name = f"lutlab uniform q{q} g{g}, scale_bits={bits} ({on.name})"
                 found.append(rotated(name, packed, built(packed, on), x, 1e-6, args)[0])
     return found
 

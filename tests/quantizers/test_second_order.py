@@ -20,12 +20,13 @@ from tests.quantizers.weights import (
 
 from lutlab import formats
 from lutlab.base import second_order
-from lutlab.base.second_order import Grids
+from lutlab.quantizers.coefficient_grids import Grids, on_grids
 from lutlab.quantizers.coefficients import quantized
+from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.gptq import GPTQ
-from lutlab.quantizers.gptq_bcq import GPTQBCQ, on_grids
+from lutlab.quantizers.gptq_bcq import GPTQBCQ
 from lutlab.quantizers.hessian_bcq import HessianBCQ
-from lutlab.tuning import blocks, scales
+from lutlab.tuning import blocks
 
 METHODS = (GPTQBCQ, HessianBCQ)
 
@@ -115,6 +116,24 @@ def test_scales_lie_on_their_grids_and_a_sweep_on_them_errs_less(options):
         assert (few.zero_point == 4).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"offset": True}, {"solver": "greedy"}])
+def test_weights_alone_take_the_nearest_codes_of_coefficients_on_grids(options):
+    weight = drawn(12, 70)
+    wide, few = (
+        make_method("bcq", alpha_bits=b, **options).quantize(weight, 3, 16) for b in (16, 4)
+    )
+    codes = torch.arange(8, dtype=torch.uint8).view(1, 8).expand(12, 8)
+    errors = []
+    for group in range(5):  # all words of each group, one beside the other
+        part = {n: getattr(few, n)[:, :, group : group + 1] for n in ("scale_code",)}
+        words = formats.dequantize(replace(few, codes=codes, group_size=-1, **part))
+        distance = (weight[:, 16 * group : 16 * group + 16, None] - words[:, None]).abs()
+        errors.append(distance.amin(dim=2))
+    error = (formats.dequantize(few) - weight).abs()
+    torch.testing.assert_close(error, torch.cat(errors, dim=1))
+    assert error.square().sum() < 1.2 * (formats.dequantize(wide) - weight).square().sum()
+
+
 def test_rows_of_zeros_stay_zeros():
     weight = drawn(4, 64)
     weight[1] = 0
@@ -141,9 +160,6 @@ def test_what_has_no_meaning_is_refused():
     for method in METHODS:
         refused("alpha_bits=3: give 4 to 7, or 16", method, alpha_bits=3)
         refused("take alpha_dtype=fp16, or alpha_bits=16", method, alpha_bits=4, alpha_dtype="fp32")
-        for tuned in (scales, blocks):
-            tuned.check_tunable(method())
-            refused("of 16 bits", tuned.check_tunable, method(alpha_bits=4))
-            refused("of 16 bits", tuned.check_tunable, GPTQ(scale_bits=4))
+        refused("with coefficients of 16 bits", blocks.check_tunable, method(alpha_bits=4))
     refused("scale_bits=8: give 4 to 7, or 16", GPTQ, scale_bits=8)
     refused("take scale_dtype=fp16, or scale_bits=16", GPTQ, scale_bits=4, scale_dtype="fp32")

@@ -44,12 +44,25 @@ def test_gradients_are_those_of_the_formulas(tensor):
     ("opt", "gptq_bcq"), ("llama-2", "rtn"), ("gpt2", "bcq"), ("llama-1", "awq"),
 ])  # fmt: skip
 def test_scales_alone_move(name, method):
-    for layer, other in stored(name, method, 2, 0.0, steps=8, trains="scales"):
+    assert moved_buffers(name, method) <= {"alpha", "offset", "scale"}
+
+
+@pytest.mark.parametrize(("name", "method", "few"), [
+    ("opt", "hessian_bcq", {"alpha_bits": 4}), ("llama-2", "gptq", {"scale_bits": 5}),
+])  # fmt: skip
+def test_scales_of_second_order_move_on_their_grids(name, method, few):
+    assert moved_buffers(name, method, few) == {"scale_code"}
+
+
+def moved_buffers(name, method, few=None):
+    moved = set()
+    for layer, other in stored(name, method, 2, 0.0, few, steps=8, trains="scales"):
         assert layer.layout() == other.layout()
         now, before = layer.packed.buffers, other.packed.buffers
-        moved = {k for k in now if now[k] is not None and not torch.equal(now[k], before[k])}
-        assert moved
-        assert moved <= {"alpha", "offset", "scale"}
+        changed = {k for k in now if now[k] is not None and not torch.equal(now[k], before[k])}
+        assert changed
+        moved |= changed
+    return moved
 
 
 @pytest.mark.parametrize(("trains", "method"), [("scales", "gptq_bcq"), ("weights", "mixed_2_4_16")])  # fmt: skip

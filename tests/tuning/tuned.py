@@ -52,24 +52,28 @@ def widths_of(model, q):
     return widths | {next(iter(widths)): None}
 
 
-def tuned(name, method, q, kept=None, **options):
+def tuned(name, method, q, kept=None, few=None, **options):
     model, options = make(name), {"learning_rate": 3e-3, "batch": 4, "loss": "labels"} | options
-    arguments = make_method(method), widths_of(model, q), windows(), Tuning(**options)
+    arguments = make_method(method, **few or {}), widths_of(model, q), windows(), Tuning(**options)
     result = tune(model, *arguments, kept=kept)
     assert_same(model.state_dict(), make(name).state_dict())
     return result
 
 
-def stored(name, method, q, gain, **options):
-    """(layer, the same untuned) of all that are quantized: there is no gap between what was trained and what is."""
-    packed, _, facts = tuned(name, method, q, **options)
+def stored(name, method, q, gain, few=None, **options):
+    """(layer, the same untuned) of all that are quantized: there is no gap between what was trained and what is.
+
+    few: bits of coefficients, an option of the method.
+    """
+    packed, _, facts = tuned(name, method, q, few=few, **options)
     losses, ids = dict(facts["held_out"]), windows()
     kept = losses[facts["kept_step"]]
     assert kept == min(losses.values()) < losses[0] - gain
     models, stats, held = (make(name), make(name)), [], ids[::HELD_OUT]
     for model, given, expected in zip(models, (packed, None), (kept, losses[0]), strict=True):
         widths = widths_of(model, q)
-        stats.append(quantize_model(model, make_method(method), widths, ids, packed=given))
+        quantizer = make_method(method, **few or {})
+        stats.append(quantize_model(model, quantizer, widths, ids, packed=given))
         with torch.no_grad():
             assert model(held, labels=held).loss.item() == pytest.approx(expected, rel=1e-5)
     assert [layer.bits_stored for layer in stats[0]] == [layer.bits_stored for layer in stats[1]]

@@ -11,9 +11,6 @@ Nothing is rounded: a step has 4 significant bits and code + zero is -128 .. 127
 
 from __future__ import annotations
 
-import copy
-
-from lutlab.base.errors import LutlabError
 from lutlab.base.lazy import torch
 
 STEP_BITS = 4  # significant ones
@@ -65,35 +62,3 @@ def grid(a: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
         best = torch.where(better, error, best)
         step, zero = torch.where(better, steps, step), torch.where(better, zeros, zero)
     return step, zero
-
-
-def check_code_bits(name: str, value: int) -> None:
-    """Refuse a number of bits that no stored coefficient has: 4 to 7 of a code on a grid, or 16, of a float."""
-    if value != 16 and not 4 <= value <= 7:
-        raise LutlabError(f"{name}={value}: give 4 to 7, or 16 for coefficients without a grid")
-
-
-class Grids:
-    """The grids of N rows that a method moves coefficients to: fitted to a [P, N, G], codes of some bits.
-
-    step: [P, N] float16; zero: [P, N] int8.
-    """
-
-    def __init__(self, a: torch.Tensor, bits: int) -> None:
-        self.bits, (self.step, self.zero) = bits, grid(a, bits)
-
-    def rows(self, rows: slice) -> Grids:
-        """The grids of some rows."""
-        part = copy.copy(self)
-        part.step, part.zero = self.step[:, rows], self.zero[:, rows]
-        return part
-
-    def codes(self, a: torch.Tensor) -> torch.Tensor:
-        """Codes [P, N, G] uint8 of coefficients [P, N, G]."""
-        return nearest(a, self.step, self.zero, self.bits)
-
-    def nearest(self, a: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """Coefficients a [p, N] of a group, from the one numbered `first` on, moved to their grids; in their dtype."""
-        step, zero = (values[first : first + len(a)] for values in (self.step, self.zero))
-        code = nearest(a.unsqueeze(2), step, zero, self.bits)
-        return decoded(code, step, zero).squeeze(2).to(a.dtype)

@@ -5,7 +5,9 @@ weight, and where none does, the weight is dequantized once for torch and `descr
 
     uniform, cpu    uniform_gemv: codes of 4 to 8 bits; bcq_gemv: of 1 to 3 bits, as planes that share a scale;
                     with zero points or float offsets alike
-    bcq, cpu        bcq_gemv. Binary codes that happen to be uniform are binary codes: nothing is recovered of them
+                    uniform_second_order likewise
+    bcq, cpu        bcq_gemv, bcq_second_order likewise. Binary codes that happen to be uniform are binary codes:
+                    nothing is recovered of them
     mixed, cpu      mixed_gemv: groups of every width and outliers in one call
     both, cuda      lut_gemv, whose variant goes by format, dtype and rows of x (kernels/gpu/choice.py); of uniform
                     codes with a float offset the planes of Eq. 5

@@ -119,6 +119,19 @@ def greedy(
     )
 
 
+def nearest(
+    weight: torch.Tensor, g: int, alpha: torch.Tensor, offset: torch.Tensor | None
+) -> torch.Tensor:
+    """Codes [N, K] uint8 of the codewords nearest to weights [N, K] float32; alpha [q, N, G], offset [N, G] or None."""
+    planes = alpha if offset is None else torch.cat((offset.unsqueeze(0), alpha))
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    for at, columns, groups, values in _pieces(weight, g, 2 ** len(planes)):
+        some = planes[:, at, groups].flatten(1).double()
+        found = nearest_codes(values.reshape(-1, values.shape[-1]), some, offset is None)
+        codes[at, columns] = found.view(values.shape[0], -1)
+    return codes
+
+
 def _in_chunks(
     weight: torch.Tensor,
     g: int,

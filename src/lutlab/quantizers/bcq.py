@@ -7,21 +7,26 @@
                   so from a uniform grid, which is not the papers': a group keeps the better end, and binary codes
                   err no more than the uniform ones that they contain (alternating.py says it exactly)
 
+With alpha_bits=4 a coefficient is stored in 4 bits, on a grid a row and plane (base/second_order.py), in place of 16:
+in the end coefficients move to grids of their own, and weights take the nearest codes of those.
+
 W [N, K] -> codes [N, K] uint8 (bit b: B_b = +1), alpha [q, N, G], z [N, G] or None.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from lutlab.base import second_order
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import Bits, check_bits, check_group_size
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.tensors import BCQTensor
+from lutlab.base.tensors import BCQTensor, SecondOrderTensor
 from lutlab.quantizers import alternating
+from lutlab.quantizers.coefficient_grids import CodeBits, Grids, on_grids, take_bits
 from lutlab.quantizers.contract import Method, finite
 from lutlab.quantizers.grid import ScaleDtype
 
@@ -36,6 +41,7 @@ class BCQ(Method):
         offset: true: each group has an offset beside its q coefficients.
         rounds: largest number of rounds of the solver; a group stops earlier when a round changes nothing.
         alpha_dtype: dtype of stored coefficients and offsets.
+        alpha_bits: bits of a stored coefficient; below 16 integers on a grid a row and plane, whose 24 bits count too.
     """
 
     version: ClassVar[int] = 2
@@ -45,16 +51,18 @@ class BCQ(Method):
     offset: bool = False
     rounds: Count = 100
     alpha_dtype: ScaleDtype = "fp16"
+    alpha_bits: CodeBits = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        take_bits(self, self.alpha_bits, self.alpha_dtype, "alpha")
         if self.solver == "greedy" and self.offset:
             raise LutlabError(
                 "method bcq: greedy has no offset in the papers; use solver=alternating with offset=true"
             )
 
-    def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> BCQTensor:
-        """[N, K] float -> BCQTensor with G = ceil(K / g) groups a row; codes fit the coefficients as stored."""
+    def quantize(self, weight: torch.Tensor, q: Bits, g: int) -> BCQTensor | SecondOrderTensor:
+        """[N, K] float -> codes and coefficients of G = ceil(K / g) groups a row; codes fit coefficients as stored."""
         q, g = check_bits(q), check_group_size(g)
         weight = finite(weight, "method bcq fits every weight").contiguous()
         dtype = torch.float16 if self.alpha_dtype == "fp16" else torch.float32
@@ -71,4 +79,10 @@ class BCQ(Method):
                     f"method bcq: weights up to {float(weight.abs().max()):.3g} need coefficients beyond "
                     f"{self.alpha_dtype}: use alpha_dtype=fp32 or rescale the weights"
                 )
-        return BCQTensor(codes, alpha, offset, q, g)
+        free = BCQTensor(codes, alpha, offset, q, g)
+        if self.alpha_bits == 16:
+            return free
+        grids = Grids(second_order.coefficients(alpha, offset), self.alpha_bits)
+        few = on_grids(free, grids)
+        moved = few.binary()
+        return replace(few, codes=alternating.nearest(weight, g, moved.alpha, moved.offset))

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from lutlab.base import second_order
-from lutlab.base.errors import LutlabError
 from lutlab.base.groups import Bits, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.limits import CountFrom0
 from lutlab.base.registry import register
-from lutlab.base.second_order import Grids
 from lutlab.base.tensors import UniformSecondOrderTensor, UniformTensor
+from lutlab.quantizers.coefficient_grids import CodeBits, Grids, take_bits
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.grid import SMALLEST, Grid, Rule, ScaleDtype
 from lutlab.quantizers.refinement import refined, solved
@@ -51,17 +50,11 @@ class GPTQ(Compensated):
     scale_dtype: ScaleDtype = "fp16"
     sweeps: CountFrom0 = 0
     symmetric: bool = False
-    scale_bits: Annotated[int, second_order.check_code_bits] = 16
+    scale_bits: CodeBits = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scale_bits == 16:
-            return
-        if self.scale_dtype == "fp32":
-            raise LutlabError(
-                f"scale_bits={self.scale_bits} gives scales in float16: take scale_dtype=fp16, or scale_bits=16"
-            )
-        object.__setattr__(self, "format", "uniform_second_order")  # in the place of the class's
+        take_bits(self, self.scale_bits, self.scale_dtype, "scale")
 
     def quantize(
         self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored

@@ -22,7 +22,7 @@ W [N, K] -> codes [N, K] uint8, alpha [q, N, G], z [N, G] or None; with act_orde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from lutlab.base import second_order
 from lutlab.base.errors import LutlabError
@@ -30,7 +30,6 @@ from lutlab.base.groups import Bits, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.limits import Count
 from lutlab.base.registry import register
-from lutlab.base.second_order import Grids
 from lutlab.base.tensors import BCQTensor, SecondOrderTensor
 from lutlab.quantizers.alternating import (
     SortedGroups,
@@ -39,6 +38,7 @@ from lutlab.quantizers.alternating import (
     sort_groups,
     uniform_planes,
 )
+from lutlab.quantizers.coefficient_grids import CodeBits, Grids, on_grids, take_bits
 from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
 from lutlab.quantizers.grid import ScaleDtype
 
@@ -65,17 +65,11 @@ class GPTQBCQ(Compensated):
     offset: bool = True
     rounds: Count = 5
     alpha_dtype: ScaleDtype = "fp16"
-    alpha_bits: Annotated[int, second_order.check_code_bits] = 16
+    alpha_bits: CodeBits = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.alpha_bits == 16:
-            return
-        if self.alpha_dtype == "fp32":
-            raise LutlabError(
-                f"alpha_bits={self.alpha_bits} gives coefficients in float16: take alpha_dtype=fp16, or alpha_bits=16"
-            )
-        object.__setattr__(self, "format", "bcq_second_order")  # in the place of the class's
+        take_bits(self, self.alpha_bits, self.alpha_dtype, "alpha")
 
     def quantize(
         self, weight: torch.Tensor, q: Bits, g: int, prepared: Factored
@@ -99,15 +93,6 @@ class GPTQBCQ(Compensated):
         books = Codewords(alpha, offset, self.rounds, grids)
         codes, order = compensate(weight, g, prepared, books, self.block_size, self.static_groups)
         return BCQTensor(codes, books.alpha, books.offset, q, g, order)
-
-
-def on_grids(tensor: BCQTensor, grids: Grids) -> SecondOrderTensor:
-    """A tensor whose coefficients lie on grids, or next to them, with these as integers."""
-    code = grids.codes(second_order.coefficients(tensor.alpha, tensor.offset))
-    q, g = tensor.bits, tensor.group_size
-    return SecondOrderTensor(
-        tensor.codes, code, grids.step, grids.zero, q, g, grids.bits, tensor.order
-    )
 
 
 class Codewords:

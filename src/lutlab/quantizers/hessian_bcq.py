@@ -32,11 +32,11 @@ from lutlab.base.groups import Bits, group_length
 from lutlab.base.lazy import torch
 from lutlab.base.limits import CountFrom0
 from lutlab.base.registry import register
-from lutlab.base.second_order import Grids
 from lutlab.base.tensors import BCQTensor, SecondOrderTensor, UniformTensor
+from lutlab.quantizers.coefficient_grids import Grids, on_grids
 from lutlab.quantizers.compensation import Compensated, Factored
 from lutlab.quantizers.gptq import GPTQ
-from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords, on_grids
+from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords
 from lutlab.quantizers.refinement import refined, solved
 
 

@@ -7,7 +7,8 @@
 Kwon et al., "AlphaTuning" (EMNLP 2022 Findings), train alpha of binary codes so; here every offset moves too, and of
 uniform codes the scale, whose zero points stay. Adam's masters are float32 (float64 where what is stored is), and every
 forward pass multiplies by the weight as it would be stored: masters rounded to the stored dtype, decoded by the format.
-So there is no gap between what was trained and what is saved; the rounding passes gradients straight through.
+So there is no gap between what was trained and what is saved; the rounding passes gradients straight through. Scales of
+second order are rounded to the grids of their rows, which stay.
 
 Memory: the model as it came, which teaches, a float32 copy whose linear weights are decoded in each pass, and a byte a
 weight of its codes. What Adam holds is (q + 1) / g of the weights.
@@ -15,7 +16,7 @@ weight of its codes. What Adam holds is (q + 1) / g of the weights.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,19 +25,22 @@ from torch.nn import functional
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import group_length
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.bcq_second_order import PackedSecondOrder
 from lutlab.formats.uniform import PackedUniform
+from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 from lutlab.quantizers.contract import Method
 
-Coded = PackedBCQ | PackedUniform
+FirstOrder = PackedBCQ | PackedUniform
+Coded = FirstOrder | PackedSecondOrder | PackedUniformSecondOrder
+_FORMATS = ("bcq", "uniform", "bcq_second_order", "uniform_second_order")
 
 
 def check_tunable(quantizer: Method) -> None:
     """Raise LutlabError unless a method gives weights whose scales can be trained."""
-    if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
+    if not quantizer.quantizes or quantizer.format not in _FORMATS:
         raise LutlabError(
             "tuning.trains=scales moves the scales of binary or uniform codes, which this method does not give: "
-            "take gptq_bcq, bcq, gptq or rtn, with coefficients of 16 bits (alpha_bits, scale_bits); "
-            "mixed groups are tuned by tuning.trains=weights"
+            "take gptq_bcq, bcq, gptq or rtn; mixed groups are tuned by tuning.trains=weights"
         )
 
 
@@ -61,10 +65,16 @@ class ScaledLinear(nn.Module):
 
     Attributes:
         scales: scales by the names of the packed weight's buffers, in float32, or float64 where that is stored.
+        packed: the weight before, its scales of first order.
+        on_grids: the weight before, where its scales are of second order.
     """
+
+    packed: FirstOrder
 
     def __init__(self, packed: Coded, bias: torch.Tensor | None) -> None:
         super().__init__()
+        self.on_grids = None if isinstance(packed, FirstOrder) else packed
+        packed = packed if isinstance(packed, FirstOrder) else packed.first_order()
         buffers = packed.stored_buffers
         stored = {n: buffers[n] for n in packed.scales if n in buffers}
         masters = {n: b if b.dtype == torch.float64 else b.float() for n, b in stored.items()}
@@ -80,7 +90,11 @@ class ScaledLinear(nn.Module):
         """The weight as it would be stored now: the same codes, and scales of the same dtypes."""
         stored = self.packed.stored_buffers
         scales = {n: scale.detach().to(stored[n].dtype) for n, scale in self.scales.items()}
-        return self.packed.with_buffers(scales)
+        packed = self.packed.with_buffers(scales)
+        if self.on_grids is None:
+            return packed
+        grids = self.on_grids.scale_step, self.on_grids.scale_zero, self.on_grids.scale_bits
+        return self.on_grids.encoded(cast("Any", packed), *grids)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., K] -> [..., N] by the weight as it would be stored."""
