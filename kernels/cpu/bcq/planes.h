@@ -96,7 +96,7 @@ static INLINE void add_exactly(rows_f *sum, rows_f *rest, rows_f b)
     *sum = s;
 }
 
-{% set floats = uniform and offset != "i16" %}
+{% set floats = uniform and offset in ("f16", "f32") %}
 {% if floats %}
 {% include "rows/nearest.h" %}
 {% endif %}
