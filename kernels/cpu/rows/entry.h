@@ -35,7 +35,7 @@ static void some_blocks(const float *x, long m, const struct part *parts, const 
         struct place here = place_of(parts, first);
         for (long block = first; block < last; block++, here = next_place(here)) {
             const uint8_t *at = here.part->stream + (here.part->blocks * panel + here.block * units) * unit_bytes;
-            float grids[GRID_FLOATS + 1];
+            _Alignas(64) float grids[GRID_FLOATS + 1];
             load_grids(here.part->stream, here.part->blocks, &k, here.block, grids);
             long i = 0;
 {% for m in batches | reverse %}

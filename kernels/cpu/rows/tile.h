@@ -16,7 +16,7 @@ static void some_blocks_by_tiles(const float *x, long m, const struct part *weig
         share_out(x + panel * unit_columns, k.units * unit_columns, m, columns, ready);
         struct place here = place_of(weights, first);
         for (long block = first; block < last; block++, here = next_place(here)) {
-            float grids[GRID_FLOATS + 1];
+            _Alignas(64) float grids[GRID_FLOATS + 1];
             load_grids(here.part->stream, here.part->blocks, &k, here.block, grids);
             for (long u = 0; u < units; u++) {
                 const uint8_t *unit = here.part->stream + (here.part->blocks * panel + here.block * units + u) * unit_bytes;

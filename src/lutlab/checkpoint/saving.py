@@ -26,8 +26,8 @@ from lutlab.base.tensors import UniformTensor
 from lutlab.checkpoint.transformers import declare, quantized_layers
 from lutlab.formats import name_of
 from lutlab.formats.bcq import PackedBCQ
+from lutlab.formats.contract import SecondOrder
 from lutlab.formats.uniform import PackedUniform, to_uniform
-from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 from lutlab.modules import QuantLinear
 
 _SIZE = re.compile(r"[1-9]\d*(\.\d+)?[KMGT]i?B")  # as huggingface_hub reads it
@@ -114,7 +114,7 @@ def as_uniform(name: str, layer: QuantLinear) -> UniformTensor:
         LutlabError: it has no such form.
     """
     packed, tensor = layer.packed, None
-    if isinstance(packed, PackedUniformSecondOrder):
+    if isinstance(packed, SecondOrder):
         packed = packed.first_order()
     if isinstance(packed, PackedUniform):
         tensor = packed.unpack()

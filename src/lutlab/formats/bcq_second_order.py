@@ -24,12 +24,12 @@ from lutlab.base.registry import register
 from lutlab.base.tensors import SecondOrderTensor
 from lutlab.formats import bcq, code_words
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.contract import Choice, Choices, Format, check_layout
+from lutlab.formats.contract import Choice, Choices, SecondOrder, check_layout
 
 
 @register("format", "bcq_second_order")
 @dataclass(frozen=True)
-class PackedSecondOrder(Format):
+class PackedSecondOrder(SecondOrder):
     """planes, scale_code, scale_step, scale_zero as the module draws them; shape (N, K); order as in PackedBCQ.
 
     scale_bits: bits of a coefficient's code, 1-7.
@@ -90,13 +90,13 @@ class PackedSecondOrder(Format):
 
     @classmethod
     def encoded(
-        cls, binary: PackedBCQ, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
+        cls, first: PackedBCQ, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
     ) -> PackedSecondOrder:
         """Planes with coefficients on the grids step [P, N] float16, zero [P, N] int8: the inverse of first_order."""
-        a = second_order.coefficients(binary.alpha, binary.offset)
+        a = second_order.coefficients(first.alpha, first.offset)
         code = code_words.pack_stream(second_order.nearest(a, step, zero, scale_bits), scale_bits)
-        shape, g = binary.shape, binary.group_size
-        return cls(binary.planes, code, step, zero, shape, g, scale_bits, binary.order)
+        shape, g = first.shape, first.group_size
+        return cls(first.planes, code, step, zero, shape, g, scale_bits, first.order)
 
     def unpack(self) -> SecondOrderTensor:
         """The inverse of pack, bit for bit."""

@@ -18,7 +18,6 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import group_length
@@ -26,12 +25,10 @@ from lutlab.base.lazy import torch
 from lutlab.base.tensors import BCQTensor, MixedTensor
 from lutlab.formats import bcq, code_words
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.bcq_second_order import PackedSecondOrder
-from lutlab.formats.contract import Format
+from lutlab.formats.contract import Format, SecondOrder
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed, outliers_of, row_scales
 from lutlab.formats.uniform import PackedUniform
-from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 
 WORD = code_words.WORD
 _LEAST = 8  # weights of a group, as groups.check_group_size has it
@@ -191,23 +188,17 @@ def _(packed: PackedBCQ, span: range) -> PackedBCQ:
 
 # ---- coefficients of second order: each row has its grids, all of its groups the same ----
 
-SecondOrder = PackedSecondOrder | PackedUniformSecondOrder
+
+@rows.register
+def _(packed: SecondOrder, spans: Sequence[range]) -> SecondOrder:
+    step, zero = (_rows(grid, spans, 1) for grid in packed.grids[:2])
+    return packed.encoded(rows(packed.first_order(), spans), step, zero, packed.scale_bits)
 
 
-@rows.register(PackedSecondOrder)
-@rows.register(PackedUniformSecondOrder)
-def _(packed: SecondOrder, spans: Sequence[range]) -> Format:
-    part = rows(packed.first_order(), spans)
-    step, zero = (_rows(grid, spans, 1) for grid in (packed.scale_step, packed.scale_zero))
-    return packed.encoded(cast("Any", part), step, zero, packed.scale_bits)
-
-
-@columns.register(PackedSecondOrder)
-@columns.register(PackedUniformSecondOrder)
-def _(packed: SecondOrder, span: range) -> Format:
-    part = columns(packed.first_order(), span)
-    step, zero = _copy(packed.scale_step), _copy(packed.scale_zero)
-    return packed.encoded(cast("Any", part), step, zero, packed.scale_bits)
+@columns.register
+def _(packed: SecondOrder, span: range) -> SecondOrder:
+    step, zero = (_copy(grid) for grid in packed.grids[:2])
+    return packed.encoded(columns(packed.first_order(), span), step, zero, packed.scale_bits)
 
 
 # ---- mixed ----

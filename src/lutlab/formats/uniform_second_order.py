@@ -23,13 +23,13 @@ from lutlab.base.lazy import torch
 from lutlab.base.registry import register
 from lutlab.base.tensors import UniformSecondOrderTensor
 from lutlab.formats import code_words
-from lutlab.formats.contract import Choice, Choices, Format, check_layout
+from lutlab.formats.contract import Choice, Choices, SecondOrder, check_layout
 from lutlab.formats.uniform import PackedUniform
 
 
 @register("format", "uniform_second_order")
 @dataclass(frozen=True)
-class PackedUniformSecondOrder(Format):
+class PackedUniformSecondOrder(SecondOrder):
     """Buffers as the module draws them; shape (N, K); scale_bits: bits of a scale's code, 1-7."""
 
     version: ClassVar[int] = 1
@@ -82,14 +82,14 @@ class PackedUniformSecondOrder(Format):
 
     @classmethod
     def encoded(
-        cls, uniform: PackedUniform, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
+        cls, first: PackedUniform, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
     ) -> PackedUniformSecondOrder:
         """Codes whose scales lie on grids step [1, N] float16, zero [1, N] int8: the inverse of first_order."""
-        code = second_order.nearest(uniform.scale.unsqueeze(0), step, zero, scale_bits)
-        stream, qzero = code_words.pack_stream(code, scale_bits), uniform.qzero
+        code = second_order.nearest(first.scale.unsqueeze(0), step, zero, scale_bits)
+        stream, qzero = code_words.pack_stream(code, scale_bits), first.qzero
         assert qzero is not None  # a second-order scale has no float offset beside it
-        sizes = uniform.shape, uniform.bits, uniform.group_size
-        return cls(uniform.qweight, stream, step, zero, qzero, *sizes, scale_bits, uniform.order)
+        sizes = first.shape, first.bits, first.group_size
+        return cls(first.qweight, stream, step, zero, qzero, *sizes, scale_bits, first.order)
 
     def unpack(self) -> UniformSecondOrderTensor:
         """The inverse of pack, bit for bit."""

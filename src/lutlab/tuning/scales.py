@@ -16,7 +16,7 @@ weight of its codes. What Adam holds is (q + 1) / g of the weights.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,13 +25,11 @@ from torch.nn import functional
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import group_length
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.bcq_second_order import PackedSecondOrder
+from lutlab.formats.contract import SecondOrder
 from lutlab.formats.uniform import PackedUniform
-from lutlab.formats.uniform_second_order import PackedUniformSecondOrder
 from lutlab.quantizers.contract import Method
 
-FirstOrder = PackedBCQ | PackedUniform
-Coded = FirstOrder | PackedSecondOrder | PackedUniformSecondOrder
+Coded = PackedBCQ | PackedUniform
 _FORMATS = ("bcq", "uniform", "bcq_second_order", "uniform_second_order")
 
 
@@ -69,12 +67,12 @@ class ScaledLinear(nn.Module):
         on_grids: the weight before, where its scales are of second order.
     """
 
-    packed: FirstOrder
+    packed: Coded
 
-    def __init__(self, packed: Coded, bias: torch.Tensor | None) -> None:
+    def __init__(self, packed: Coded | SecondOrder, bias: torch.Tensor | None) -> None:
         super().__init__()
-        self.on_grids = None if isinstance(packed, FirstOrder) else packed
-        packed = packed if isinstance(packed, FirstOrder) else packed.first_order()
+        self.on_grids = packed if isinstance(packed, SecondOrder) else None
+        packed = packed.first_order() if isinstance(packed, SecondOrder) else packed
         buffers = packed.stored_buffers
         stored = {n: buffers[n] for n in packed.scales if n in buffers}
         masters = {n: b if b.dtype == torch.float64 else b.float() for n, b in stored.items()}
@@ -86,15 +84,14 @@ class ScaledLinear(nn.Module):
         """Parameters that move, by name."""
         return dict(self.scales)
 
-    def rounded(self) -> Coded:
+    def rounded(self) -> Coded | SecondOrder:
         """The weight as it would be stored now: the same codes, and scales of the same dtypes."""
         stored = self.packed.stored_buffers
         scales = {n: scale.detach().to(stored[n].dtype) for n, scale in self.scales.items()}
         packed = self.packed.with_buffers(scales)
-        if self.on_grids is None:
-            return packed
-        grids = self.on_grids.scale_step, self.on_grids.scale_zero, self.on_grids.scale_bits
-        return self.on_grids.encoded(cast("Any", packed), *grids)
+        return (
+            packed if self.on_grids is None else self.on_grids.encoded(packed, *self.on_grids.grids)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [..., K] -> [..., N] by the weight as it would be stored."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 import torch
 
 from lutlab.base.errors import LutlabError
-from lutlab.formats.contract import Format
+from lutlab.formats.contract import Format, SecondOrder
 from lutlab.kernels import ran
 from lutlab.kernels.contract import KernelOp, Packed
 from lutlab.kernels.cpu.rows import rows_tuning
@@ -30,6 +30,10 @@ from lutlab.kernels.cpu.rows.rows_gemv import (
     kernel,
 )
 from lutlab.kernels.numbered import Numbered
+
+# Instructions by which kernels decode coefficients of second order: elsewhere they take more time than the bytes they
+# save, and a weight gets its coefficients in float16 when it is made ready.
+DECODES = "avx512"
 
 
 class RowsOp(KernelOp[Packed]):
@@ -70,8 +74,11 @@ class RowsOp(KernelOp[Packed]):
     ) -> CpuLinear:
         """The weight in blocks of rows, ready for any number of rows of x and any dtype."""
         self.check_options(options)
-        tables = options.get("tables", EXACT)
+        tables, on_grids = options.get("tables", EXACT), None
         empty = self.empty(packed, tables)
+        if isinstance(packed, SecondOrder) and empty.instructions().name != DECODES:
+            on_grids, packed = (type(packed), packed.grids), packed.first_order()
+            empty = self.empty(packed, tables)
         weight, built = empty.filled(packed), kernel(empty, tables=tables)
         if self.tuned:  # with the panels and the prefetch distance that are known to be best
 
@@ -82,12 +89,15 @@ class RowsOp(KernelOp[Packed]):
             built = replace(built, prefetch_bytes=best.prefetch_bytes)
             if best.panel_columns != weight.panel_columns:
                 weight = pack(best.panel_columns)
-        return CpuLinear(weight, weight.channels, built)
+        return CpuLinear(weight, weight.channels, built, on_grids)
 
 
 @dataclass(frozen=True, eq=False)
 class CpuLinear(Numbered):
-    """A weight in blocks of rows, for the kernel of this machine."""
+    """A weight in blocks of rows, for the kernel of this machine.
+
+    on_grids: of coefficients of second order that `rows` has decoded, their format and its grids.
+    """
 
     replaces: ClassVar[bool] = True
     device: ClassVar[torch.device] = torch.device("cpu")
@@ -95,11 +105,15 @@ class CpuLinear(Numbered):
     rows: RowsWeight
     channels: torch.Tensor | None  # rows.channels; torch.compile cannot read a cached property
     kernel: Kernel
+    on_grids: tuple[type[SecondOrder], tuple[torch.Tensor, torch.Tensor, int]] | None = None
 
     @property
     def packed(self) -> Format:
         """The stored form, recovered."""
-        return self.rows.stored()
+        if self.on_grids is None:
+            return self.rows.stored()
+        second_order, grids = self.on_grids
+        return second_order.encoded(self.rows.stored(), *grids)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product, through torch's operation."""
@@ -141,7 +155,7 @@ class CpuLinear(Numbered):
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
         """The stream, and what belongs to it."""
-        return self.rows.buffers
+        return self.rows.buffers + (() if self.on_grids is None else self.on_grids[1][:2])
 
     def copy(self) -> CpuLinear:
         """A copy with a stream of its own."""
