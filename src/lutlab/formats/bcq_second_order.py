@@ -37,7 +37,10 @@ class PackedSecondOrder(SecondOrder):
 
     version: ClassVar[int] = 1
     tensor: ClassVar[type] = SecondOrderTensor
-    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {"cpu": ("bcq_gemv",)}
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "cpu": ("bcq_gemv",),
+        "cuda": ("lut_gemv",),
+    }
 
     planes: torch.Tensor
     scale_code: torch.Tensor

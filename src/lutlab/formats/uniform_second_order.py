@@ -34,7 +34,10 @@ class PackedUniformSecondOrder(SecondOrder):
 
     version: ClassVar[int] = 1
     tensor: ClassVar[type] = UniformSecondOrderTensor
-    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {"cpu": ("uniform_gemv", "bcq_gemv")}
+    kernels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "cpu": ("uniform_gemv", "bcq_gemv"),
+        "cuda": ("lut_gemv",),
+    }
 
     qweight: torch.Tensor
     scale_code: torch.Tensor

@@ -15,12 +15,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.base.lazy import torch
-from lutlab.formats.contract import Format
+from lutlab.formats.contract import Format, SecondOrder
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only
 
 Packed = TypeVar("Packed", bound=Format)
+# Of coefficients of second order that an execution holds decoded: their format and grids.
+OnGrids = tuple[type[SecondOrder], tuple[torch.Tensor, torch.Tensor, int]]
+
+
+def decoded(packed: Format) -> tuple[Format, OnGrids | None]:
+    """A weight with its coefficients of first order, and what `encoded` makes it again with; others as they are."""
+    if not isinstance(packed, SecondOrder):
+        return packed, None
+    return packed.first_order(), (type(packed), packed.grids)
+
+
+def encoded(packed: Format, on_grids: OnGrids | None) -> Format:
+    """The inverse of `decoded`, bit for bit."""
+    return packed if on_grids is None else on_grids[0].encoded(packed, *on_grids[1])
 
 
 class Execution(ABC):

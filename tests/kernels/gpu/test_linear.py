@@ -6,13 +6,20 @@ import pytest
 import torch
 from tests.kernels.checks import BF16, F16, F32, inputs, one_operation, refused, relative_error
 from tests.kernels.gpu import test_lut_gemv
-from tests.kernels.weights import bcq_tensor, uniform_tensor
+from tests.kernels.weights import (
+    bcq_tensor,
+    second_order_tensor,
+    uniform_second_order_tensor,
+    uniform_tensor,
+)
+from tests.quantizers.weights import assert_same
 
 from lutlab import modules
-from lutlab.formats import bcq
+from lutlab.formats import bcq, pack
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.uniform import PackedUniform
 from lutlab.kernels import ran
+from lutlab.kernels.contract import decoded
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.linear import LutGemv
@@ -24,6 +31,8 @@ N, K = 40, 96
 WEIGHTS = {
     "planes": lambda: bcq.pack(bcq_tensor(N, K, 3, 32, offset="f32", ordered=True)),
     "codes": lambda: PackedUniform.pack(uniform_tensor(N, K, 4, 32, ordered=True)),
+    "planes, second order": lambda: pack(second_order_tensor(N, K, 3, 32, ordered=True)),
+    "codes, second order": lambda: pack(uniform_second_order_tensor(N, K, 4, 32, ordered=True)),
     "float offset": lambda: PackedUniform.pack(uniform_tensor(N, K, 4, 32, shift="f16")),
 }
 LIMITS = {F16: 2e-3, BF16: 8e-3, F32: 1e-6}
@@ -68,7 +77,8 @@ def test_multiplies_few_rows_and_many(few_are_two, kind, dtype):
     assert linear.describe(2, dtype).endswith(f", {str(dtype)[6:]} x, {race}")
     assert linear.describe(3, dtype) == f"dequantize every call, cuBLAS ({race})"
     assert torch.equal(linear.dense(), packed.dequantize())
-    planes = packed.to_bcq()
+    assert_same(linear.packed.buffers, packed.buffers)
+    planes = decoded(packed)[0].to_bcq()
     plain = planes.planes.nbytes + planes.alpha.nbytes + planes.offset.nbytes
     assert linear.bytes_read(3, dtype) == plain
     assert linear.bytes_read(1, dtype) > 0
@@ -81,7 +91,7 @@ def test_copies_share_no_weights(few_are_two, kind, rows):
     first = gpu_linear(packed).ready(rows, F32)
     expected = first(x)
     second = first.copy()
-    plain = rows > 3 and kind != "planes"
+    plain = rows > 3 and not kind.startswith("planes")
     read = [w.planes if plain else next(iter(w.weights.values())) for w in (first, second)]
     ours, theirs = (weight.buffers["planes"] for weight in read)
     assert ours.data_ptr() != theirs.data_ptr()

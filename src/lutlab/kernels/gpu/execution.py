@@ -22,7 +22,7 @@ import torch
 from lutlab.base.errors import LutlabError
 from lutlab.formats.contract import Format, dtype_name
 from lutlab.kernels import ran
-from lutlab.kernels.contract import KernelOp, Packed
+from lutlab.kernels.contract import KernelOp, OnGrids, Packed, decoded, encoded
 from lutlab.kernels.gpu import choice
 from lutlab.kernels.gpu.lut_gemv import launcher
 from lutlab.kernels.gpu.lut_gemv.variant import Gpu, Knobs, Variant, Weight
@@ -56,8 +56,9 @@ class GpuOp(KernelOp[Packed]):
         self.check_options(options)
         if knobs and variant is None:
             raise LutlabError(f"knobs {dict(knobs)} belong to a variant: name it")
-        device = launcher.device_of(device)
-        made = self.execution(packed, device, launcher.gpu(device), variant, dict(knobs or {}))
+        device, (plain, on_grids) = launcher.device_of(device), decoded(packed)
+        made = self.execution(plain, device, launcher.gpu(device), variant, dict(knobs or {}))
+        made.on_grids = on_grids
         return made.ready(rows, dtype)
 
 
@@ -66,13 +67,15 @@ class GpuExecution(Numbered, Generic[Packed]):
     """A weight for the kernels of its GPU.
 
     Attributes:
-        stored: the weight as it was given; where a layout has taken its place, on the meta device, all but its order.
+        stored: the weight as it was given, coefficients of second order decoded; where a layout has taken its place, on
+            the meta device, all but its order.
         variant: name of the variant for every x; None: what is best for dtype and rows.
         knobs: knobs of the variant, in the place of its defaults.
         chosen: (dtype, rows of x) -> a variant's name or choice.DENSE, and MODEL or RACE, by which it was chosen.
         products: (dtype of x, variant) -> product.
         weights: packed weights, by the layout that packs them; variants share them.
         recover: function that makes the stored form of the layout that has taken its place; None: nothing has.
+        on_grids: format and grids of coefficients of second order, on which `stored` lies; None: there are none.
     """
 
     stored: Packed
@@ -84,6 +87,7 @@ class GpuExecution(Numbered, Generic[Packed]):
     products: dict[tuple[torch.dtype, str], launcher.Product] = field(default_factory=dict)
     weights: dict[Callable[..., Weight], Weight] = field(default_factory=dict)
     recover: functools.partial[Packed] | None = None
+    on_grids: OnGrids | None = None
 
     # ---- of an operation ----
 
@@ -124,9 +128,14 @@ class GpuExecution(Numbered, Generic[Packed]):
         return self.recover is not None
 
     @property
-    def packed(self) -> Packed:
-        """The stored weight."""
+    def plain(self) -> Packed:
+        """The stored weight with coefficients of first order."""
         return self.recover() if self.recover else self.stored
+
+    @property
+    def packed(self) -> Format:
+        """The stored weight."""
+        return encoded(self.plain, self.on_grids)
 
     def ready(self, rows: int, dtype: torch.dtype) -> Self:
         """Pack, compile and load for so many rows of x of a dtype that it multiplies; returns itself."""
@@ -198,13 +207,18 @@ class GpuExecution(Numbered, Generic[Packed]):
         """The stored form, where no layout has taken its place, and every variant's layout."""
         layouts: list[Format | Weight] = [*([] if self.recover else [self.stored])]
         layouts += self.weights.values()
-        return tuple(b for layout in layouts for b in layout.buffers.values() if b is not None)
+        grids = () if self.on_grids is None else self.on_grids[1][:2]
+        return (
+            *(b for layout in layouts for b in layout.buffers.values() if b is not None),
+            *grids,
+        )
 
     def copy(self) -> Self:
         """A copy with layouts and workspaces of its own; the stored form is shared where nobody dequantizes it."""
         dense = any(name == choice.DENSE for name, _ in self.chosen.values())
         stored = copy.deepcopy(self.stored) if dense else self.stored
         other = type(self)(stored, self.device, self.gpu, self.variant, self.knobs)
+        other.on_grids = self.on_grids
         other.chosen = dict(self.chosen)
         other.weights = {pack: copy.deepcopy(weight) for pack, weight in self.weights.items()}
         if self.recover:
@@ -238,7 +252,7 @@ class GpuExecution(Numbered, Generic[Packed]):
     def weight_of(self, variant: Variant) -> Weight:
         """The weight in the layout of a variant, packed at its first use."""
         if variant.pack not in self.weights:
-            self.weights[variant.pack] = variant.packed(self.packed).to(self.device)
+            self.weights[variant.pack] = variant.packed(self.plain).to(self.device)
         return self.weights[variant.pack]
 
 

@@ -8,7 +8,7 @@
 Uniform codes with zero points are read as they are by variants that take them; codes with a float offset, the other
 variants, and the dequantizer take the planes of Eq. 5, which are made when they are first asked for. Many rows are
 dequantized from the plain planes, few are multiplied from a variant's own layout; binary codes that are held in such a
-layout alone become plain planes for each such call.
+layout alone become plain planes for each such call. Coefficients of second order are decoded to float16 before.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lutlab.base.registry import register
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
 from lutlab.formats.uniform import PackedUniform
+from lutlab.kernels.contract import decoded
 from lutlab.kernels.gpu import VERSIONS, choice, variants
 from lutlab.kernels.gpu.dequantize import dequantize
 from lutlab.kernels.gpu.execution import GpuExecution, GpuOp
@@ -38,7 +39,7 @@ class GpuLinear(GpuExecution[Stored]):
     @property
     def planes(self) -> PackedBCQ:
         """The plain planes, which the dequantizer reads."""
-        packed = self.packed
+        packed = self.plain
         return packed if isinstance(packed, PackedBCQ) else self._planes
 
     @cached_property
@@ -89,10 +90,11 @@ class LutGemv(GpuOp[Stored]):
 
     def takes(self, packed: Format, device: torch.device) -> str:
         """Why no variant takes the weight on the GPU."""
-        if not isinstance(packed, Stored):
-            return "it multiplies formats bcq and uniform"
+        plain, _ = decoded(packed)
+        if not isinstance(plain, Stored):
+            return "it multiplies formats bcq and uniform, of first and second order"
         try:
-            variants.choose(case(packed, torch.float32), launcher.gpu(launcher.device_of(device)))
+            variants.choose(case(plain, torch.float32), launcher.gpu(launcher.device_of(device)))
         except LutlabError as error:  # no GPU, an old one, no CuPy, no variant for the groups
             return str(error)
         return ""

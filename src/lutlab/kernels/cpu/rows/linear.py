@@ -19,7 +19,7 @@ import torch
 from lutlab.base.errors import LutlabError
 from lutlab.formats.contract import Format, SecondOrder
 from lutlab.kernels import ran
-from lutlab.kernels.contract import KernelOp, Packed
+from lutlab.kernels.contract import KernelOp, OnGrids, Packed, decoded, encoded
 from lutlab.kernels.cpu.rows import rows_tuning
 from lutlab.kernels.cpu.rows.rows_gemv import (
     DENSE_ROWS,
@@ -77,7 +77,7 @@ class RowsOp(KernelOp[Packed]):
         tables, on_grids = options.get("tables", EXACT), None
         empty = self.empty(packed, tables)
         if isinstance(packed, SecondOrder) and empty.instructions().name != DECODES:
-            on_grids, packed = (type(packed), packed.grids), packed.first_order()
+            packed, on_grids = cast("tuple[Packed, OnGrids]", decoded(packed))
             empty = self.empty(packed, tables)
         weight, built = empty.filled(packed), kernel(empty, tables=tables)
         if self.tuned:  # with the panels and the prefetch distance that are known to be best
@@ -105,15 +105,12 @@ class CpuLinear(Numbered):
     rows: RowsWeight
     channels: torch.Tensor | None  # rows.channels; torch.compile cannot read a cached property
     kernel: Kernel
-    on_grids: tuple[type[SecondOrder], tuple[torch.Tensor, torch.Tensor, int]] | None = None
+    on_grids: OnGrids | None = None
 
     @property
     def packed(self) -> Format:
         """The stored form, recovered."""
-        if self.on_grids is None:
-            return self.rows.stored()
-        second_order, grids = self.on_grids
-        return second_order.encoded(self.rows.stored(), *grids)
+        return encoded(self.rows.stored(), self.on_grids)
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The product, through torch's operation."""
