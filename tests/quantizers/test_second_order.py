@@ -116,6 +116,14 @@ def test_scales_lie_on_their_grids_and_a_sweep_on_them_errs_less(options):
         assert (few.zero_point == 4).all()
 
 
+def test_hessian_uniform_is_gptq_with_these_options():
+    options = {"sweeps": 3, "true_sequential": True, "target": "stream", "first_token": 50.0}
+    ours, gptq = make_method("hessian_uniform"), make_method("gptq", scale_bits=4, **options)
+    assert vars(ours) == vars(gptq)
+    weight, hessian = drawn(8, 64), correlated(64)
+    assert_same(*(vars(quantize(method, weight, 3, 32, hessian)) for method in (ours, gptq)))
+
+
 @pytest.mark.parametrize("options", [{}, {"offset": True}, {"solver": "greedy"}])
 def test_weights_alone_take_the_nearest_codes_of_coefficients_on_grids(options):
     weight = drawn(12, 70)
