@@ -20,7 +20,7 @@
     lutlab.predict_latency("opt-175b", q=3, gpu="A100-80GB").ms_per_token   # of what nobody runs here
     lutlab.predict_memory("opt-175b", q=3).total, lutlab.predict_gpus("opt-175b", gpu="A100-80GB")
 
-Calibrated methods (`gptq`, `gptq_bcq`, `hessian_bcq`, `awq`, `mixed_2_4_16`, `group_widths`) take
+Calibrated methods (`gptq`, `hessian_uniform`, `gptq_bcq`, `hessian_bcq`, `awq`, `mixed_2_4_16`, `group_widths`) take
 `calibration=<token ids>`; without it a language model writes a text of its own first (generate/own.py):
 `lutlab.quantize(model, method="hessian_bcq", q=3, g=128)`.
 
@@ -87,13 +87,13 @@ def quantize_tensor(
 
     Args:
         weight: [N, K] floating point; K are the input channels, along which groups run.
-        method: `none`, `rtn`, `bcq`, `gptq`, `gptq_bcq`, `hessian_bcq`, `awq`, `mixed_2_4_16`,
+        method: `none`, `rtn`, `bcq`, `gptq`, `hessian_uniform`, `gptq_bcq`, `hessian_bcq`, `awq`, `mixed_2_4_16`,
             `group_widths`, `ggml` or `ggml_imatrix`.
         q: bits, 1-8; of `mixed_2_4_16` the mean width of codes, 2 to 4: 2.5 is a quarter of the groups at 4 bits.
             The types of `ggml` decide q and g.
         g: weights that share a scale, at least 8, or -1 for one scale a row; the last group may be shorter.
         inputs: [M, K], what the layer reads on calibration text; only for methods that look at it (`gptq`,
-            `gptq_bcq`, `hessian_bcq`, `awq`, `ggml_imatrix`).
+            `hessian_uniform`, `gptq_bcq`, `hessian_bcq`, `awq`, `ggml_imatrix`).
         **options: parameters of the method, e.g. `variant="awq"` of `rtn`.
 
     Returns:
