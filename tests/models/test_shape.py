@@ -39,6 +39,7 @@ def gpt(layers, d, vocabulary=50257, positions=2048):
 
 # as their papers and repositories count them: OPT by its formula, whose biases and positions count; LLaMA exactly
 PARAMETERS = {
+    "gpt-j-6b": gpt(28, 4096, 50400) + 50400 * 4096,  # an untied head, and positions that GPT-J itself turns
     "gpt-3-175b": gpt(96, 12288), "mt-nlg-530b": gpt(105, 20480),
     "llama-3-8b": 8_030_261_248, "mistral-7b": 7_241_732_096, "qwen2.5-7b": 7_615_616_512,
     "opt-6.7b": 6_658_473_984, "opt-13b": 12_853_473_280, "opt-30b": 29_974_540_288, "opt-66b": 65_719_701_504,
