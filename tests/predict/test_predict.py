@@ -92,7 +92,8 @@ def test_a_cpu_is_as_fast_as_its_measured_bandwidth():
     # nuQmm Table I
     ("gpt-3-175b", 175.0, 96, 12288), ("mt-nlg-530b", 530.0, 105, 20480),
     # as their authors count them
-    ("gpt-j-6b", 6.053, 28, 4096), ("llama-3-8b", 8.03, 32, 4096), ("mistral-7b", 7.24, 32, 4096), ("qwen2.5-7b", 7.62, 28, 3584),
+    ("gpt-j-6b", 6.053, 28, 4096),
+    ("llama-3-8b", 8.03, 32, 4096), ("mistral-7b", 7.24, 32, 4096), ("qwen2.5-7b", 7.62, 28, 3584),
 ])  # fmt: skip
 def test_shapes_have_the_weights_that_papers_print(name, billions, layers, hidden):
     own = predict.decoder(name)

@@ -142,6 +142,17 @@ def test_weights_alone_take_the_nearest_codes_of_coefficients_on_grids(options):
     assert error.square().sum() < 1.2 * (formats.dequantize(wide) - weight).square().sum()
 
 
+@pytest.mark.parametrize(
+    ("method", "bits", "most"), [(GPTQ, "scale_bits", 1.1), (HessianBCQ, "alpha_bits", 1.35)]
+)
+def test_a_row_with_a_group_of_outliers_loses_little(method, bits, most):
+    weight, hessian = drawn(16, 128), torch.eye(128)
+    weight[:, 32:48] *= 50
+    wide, few = (quantize(method(sweeps=1, **{bits: b}), weight, 3, 16, hessian) for b in (16, 4))
+    errors = [row_errors(weight, tensor, hessian).sum() for tensor in (wide, few)]
+    assert errors[1] <= most * errors[0]
+
+
 def test_rows_of_zeros_stay_zeros():
     weight = drawn(4, 64)
     weight[1] = 0

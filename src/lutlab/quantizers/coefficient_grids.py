@@ -2,6 +2,11 @@
 
 A method fits its coefficients freely, makes grids of each row from them (base/second_order.py), and fits codes once
 more, to coefficients that lie on the grids.
+
+A step of 4 bits is about 1/15 of the range of a row's scales. Where a group's own scale is smaller than that it gets a
+step, and its weights err by 1/225 of the variance that those of the largest group have: with a group 50 times as large
+as the others a row of uniform codes errs by a tenth more at most, one of binary codes, whose alphas may become 0, by a
+third (tests/quantizers/test_second_order.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tests.experiment.report.example import Page, comparable, entries, example_t
 from lutlab.experiment.report import print_table, write_report
 from lutlab.experiment.report.latex import escape
 from lutlab.experiment.report.layout import break_lines, lay_out
-from lutlab.experiment.report.markdown import render_variants
+from lutlab.experiment.report.markdown import render, render_variants
 
 FILES = ["table.md", "table.csv", "table.tex", "table.html", "figure.svg", "figure.png"]
 FETCHING = ("src", "href", "xlink:href", "srcset", "data", "action")
@@ -86,6 +86,15 @@ def test_markdown_tables_hold_every_cell(written):
         assert not Counter([*labels, *row_texts(line)]) - Counter(shown)
     assert r"50% of rows \<_NaN_\> & {more}" in text
     assert "✗ ours 11 hold, 1 fails, 0 below noise — fails: OPT-66B q3: PTB" in text
+
+
+def test_a_label_too_long_for_a_line_stands_in_a_list():
+    table, long = example_table(), "layers=" + "x" * 180
+    rows = [replace(row, labels={**row.labels, "Ours": long}) for row in table.rows]
+    text = render(lay_out(replace(table, rows=tuple(rows))))
+    lines = text.splitlines()
+    assert max(len(line) for line in lines if line.startswith("|")) <= 160
+    assert any(line.endswith(f": Ours {long}") for line in lines if line.startswith("- OPT"))
 
 
 def test_a_page_says_where_a_real_model_and_a_stand_in_differ():

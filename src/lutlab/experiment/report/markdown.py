@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from lutlab.experiment.artifact.outcome import BREAKS, HOLDS, ClaimResult
-from lutlab.experiment.report.layout import Grid, Layout
+from lutlab.experiment.report.layout import DASH, Grid, Layout
 
 
 def render(layout: Layout) -> str:
@@ -99,15 +99,25 @@ _Columns = list[list[str]]  # a column is its head and its cells
 
 
 def _tables(layout: Layout, grid: Grid, pairs: bool) -> list[str]:
-    """The paper's columns, then ours, in as many tables as lines of _WIDTH take; the first has every label."""
+    """The paper's columns, then ours, in as many tables as lines of _WIDTH take; the first ones have every label.
+
+    A label that no line takes beside those that tell rows apart stands in a list behind the tables.
+    """
     lines = [line for block in grid.blocks for line in block.lines]
     labels = [[axis, *(line.labels[i] for line in lines)] for i, axis in enumerate(layout.axes)]
-    telling = labels[: layout.telling]
+    telling, others = labels[: layout.telling], labels[layout.telling :]
     if pairs and layout.show_model:
-        labels.append(["ours on", *(line.model for line in lines)])
+        others.append(["ours on", *(line.model for line in lines)])
+    long = [column for column in others if not _fits(telling, [column])]
+    others = [column for column in others if column not in long]
     tables: list[tuple[_Columns, _Columns]] = []
+    for column in others:
+        if not tables or not _fits(tables[-1][0], [column]):
+            tables.append(([*telling], []))
+        tables[-1][0].append(column)
+    tables = tables or [(telling, [])]
     for published in (True, False):
-        room = 0
+        first = True  # of the columns that a table of their own begins with
         for i, head in enumerate(grid.heads):
             if bool(head.paper) is not published:
                 continue
@@ -118,13 +128,31 @@ def _tables(layout: Layout, grid: Grid, pairs: bool) -> list[str]:
                 ]
                 for n, half in enumerate(head.halves(pairs))
             ]
-            if (room := room - _width(halves)) < 0:
-                if not tables and _width(labels) + _width(halves) >= _WIDTH > _width(telling):
-                    tables.append((labels, []))  # what tells rows apart stands before the numbers
-                tables.append((telling if tables else labels, []))
-                room = _WIDTH - 1 - _width(tables[-1][0]) - _width(halves)
-            tables[-1][1].extend(halves)
-    return [_table(left, right) for left, right in tables]
+            for columns in [halves] if _fits(telling, halves) else [[half] for half in halves]:
+                left, right = tables[-1]
+                begins = first and not (len(tables) == 1 and not right)
+                if begins or not _fits(left, [*right, *columns]):
+                    tables.append((telling, []))
+                tables[-1][1].extend(columns)
+                first = False
+    return [*(_table(left, right) for left, right in tables), *_long_labels(telling, long)]
+
+
+def _fits(left: _Columns, right: _Columns) -> bool:
+    """Whether a line of _WIDTH takes columns."""
+    return _width(left) + _width(right) < _WIDTH
+
+
+def _long_labels(telling: _Columns, long: _Columns) -> list[str]:
+    """A list of labels too long for a table, if there are any, each with what tells its rows apart."""
+    rows = list(zip(*(column[1:] for column in telling), strict=True))
+    found = {
+        f"{', '.join(row)}: {head} {cell}": None
+        for head, *cells in long
+        for row, cell in zip(rows, cells, strict=True)
+        if cell != DASH
+    }
+    return [_list(found)] if found else []
 
 
 def _width(columns: _Columns) -> int:
