@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.base.lazy import torch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Packed = TypeVar("Packed", bound=Format)
 # Of coefficients of second order that an execution holds decoded: their format and grids.
-OnGrids = tuple[type[SecondOrder], tuple[torch.Tensor, torch.Tensor, int]]
+OnGrids: TypeAlias = "tuple[type[SecondOrder], tuple[torch.Tensor, torch.Tensor, int]]"
 
 
 def decoded(packed: Format) -> tuple[Format, OnGrids | None]:
