@@ -156,9 +156,11 @@ def test_a_row_with_a_group_of_outliers_loses_little(method, bits, most):
 def test_rows_of_zeros_stay_zeros():
     weight = drawn(4, 64)
     weight[1] = 0
-    for method in (*(m(alpha_bits=4) for m in METHODS), GPTQ(scale_bits=4)):
+    uniform = [GPTQ(scale_bits=4, variant=variant) for variant in ("gptq", "awq")]
+    for method in (*(m(alpha_bits=4) for m in METHODS), *uniform):
         tensor = quantize(method, weight, 2, 16, correlated(64))
         assert (formats.dequantize(tensor)[1] == 0).all()
+        assert method not in uniform or (tensor.uniform().scale > 0).all()
 
 
 def test_weights_too_small_for_a_grid_of_float16_are_refused_not_lost():

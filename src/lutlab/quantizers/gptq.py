@@ -100,6 +100,7 @@ class _Grids:
     def move_to_grids(self, bits: int) -> Grids:
         """Fit a grid to the steps of each row, and move these to it."""
         self.of_scales = Grids(self.step.t().unsqueeze(0), bits)
+        self.of_scales.step.clamp_(min=SMALLEST["fp16"])  # of a row of zeros, whose scales are tiny
         self.step = self.stored_as(self.step)
         return self.of_scales
 
