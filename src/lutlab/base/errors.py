@@ -18,7 +18,7 @@ OTHER_NAMES |= dict.fromkeys(("group_size", "groupsize", "q_group_size", "group"
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 _SHOWN = 40  # names in a message: a figure of many rows would fill the screen
 _LONGEST = 240  # characters of one among several mistakes
-_SHOWN_BESIDE = 12  # names beside a guess, which is most likely right
+_SHOWN_BESIDE = 14  # names beside a guess, which is most likely right
 
 
 class LutlabError(Exception):
