@@ -7,13 +7,16 @@ from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file
 from tests.base.refusals import refused
 from tests.checkpoint.readers import change_layer, config_of, plain, tensors_of, wide
+from tests.kernels.weights import uniform_second_order_tensor
 from tests.models.architectures import logits, make
 from tests.tiny_models import byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import lutlab
 from lutlab.checkpoint.transformers import quantized_layers
+from lutlab.formats import pack
 from lutlab.models.families import linear_layers, weight_of
+from lutlab.modules import QuantLinear
 
 
 def stream(words, q, count):
@@ -35,6 +38,10 @@ def decoded(q, qweight, qzeros, scales, g_idx):
 @pytest.mark.parametrize("act_order", [False, True])
 def test_an_independent_decoder_reads_the_same_weights(q, g, act_order, tmp_path):
     ours, folder = lutlab.quantize(plain(), "rtn", q, g), tmp_path / "out"
+    if g == 16:  # scales of second order are written in 16 bits
+        name, layer = next(iter(quantized_layers(ours).items()))
+        tensor = uniform_second_order_tensor(*layer.packed.shape, q, g, zeros=(0, 4))
+        ours.set_submodule(name, QuantLinear(pack(tensor), layer.bias))
     for name, layer in quantized_layers(ours).items() if act_order else ():
         generator = torch.Generator().manual_seed(1)
         change_layer(ours, name, torch.randperm(layer.in_features, generator=generator))
@@ -44,7 +51,7 @@ def test_an_independent_decoder_reads_the_same_weights(q, g, act_order, tmp_path
     for name, layer in quantized_layers(ours).items():
         weight = decoded(q, **tensors_of(tensors, name))
         assert torch.equal(weight, layer.packed.dequantize()), name
-    replaced = ("qweight", "scale", "qzero", "order")
+    replaced = ("qweight", "scale", "scale_code", "scale_step", "scale_zero", "qzero", "order")
     assert {key for key in ours.state_dict() if not key.endswith(replaced)} <= tensors.keys()
     config = config_of(folder)
     assert config["checkpoint_format"] == "gptq_v2"

@@ -26,7 +26,7 @@ from lutlab.base.tensors import UniformTensor
 from lutlab.checkpoint.transformers import declare, quantized_layers
 from lutlab.formats import name_of
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.contract import SecondOrder
+from lutlab.formats.second_order import SecondOrder
 from lutlab.formats.uniform import PackedUniform, to_uniform
 from lutlab.modules import QuantLinear
 

@@ -1,4 +1,4 @@
-"""Weights as they are stored, one file a format (contract.py): uniform, bcq and its second order, mixed, dense, ggml.
+"""Weights as they are stored, a file a format (contract.py): uniform, bcq, both of second order, mixed, dense, ggml.
 
 What a kernel makes of one stands beside the kernel.
 """

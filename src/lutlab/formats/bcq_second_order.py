@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lutlab.base import second_order
-from lutlab.base.groups import check_bits, group_count
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
 from lutlab.base.tensors import SecondOrderTensor
-from lutlab.formats import bcq, code_words
+from lutlab.formats import bcq
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.contract import Choice, Choices, SecondOrder, check_layout
+from lutlab.formats.contract import Choice, Choices, check_layout
+from lutlab.formats.second_order import SCALE_BITS, SecondOrder
 
 
 @register("format", "bcq_second_order")
@@ -66,40 +66,22 @@ class PackedSecondOrder(SecondOrder):
         """Stored bits: this is a binary form."""
         return self.bits_stored
 
-    def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, as format bcq has it with the decoded coefficients."""
-        return self.first_order().dequantize()
-
-    @property
-    def coefficient_codes(self) -> torch.Tensor:
-        """[P, N, G] uint8: the integers of the stream."""
-        shape = *self.scale_step.shape, group_count(self.group_size, self.shape[1])
-        count = shape[0] * shape[1] * shape[2]
-        codes = code_words.unpack_stream(self.scale_code, self.scale_bits, count)
-        return codes.to(torch.uint8).view(shape)
-
     def first_order(self) -> PackedBCQ:
         """The planes with their coefficients decoded to float16."""
-        q = self.bits
-        a = second_order.decoded(self.coefficient_codes, self.scale_step, self.scale_zero)
+        q, a = self.bits, self.coefficients
         offset = a[q] if self.has_offset else None
         return PackedBCQ(self.planes, a[:q], offset, self.shape, self.group_size, self.order)
+
+    @staticmethod
+    def coefficients_of(first: PackedBCQ) -> torch.Tensor:
+        """The alphas, and behind them the offset where there is one."""
+        return second_order.coefficients(first.alpha, first.offset)
 
     @classmethod
     def pack(cls, tensor: SecondOrderTensor) -> PackedSecondOrder:
         """Codes [N, K] uint8 to planes, those of coefficients to a stream; grids as they are."""
         grids = tensor.scale_step, tensor.scale_zero
         return cls.encoded(bcq.pack(tensor.binary()), *grids, tensor.scale_bits)
-
-    @classmethod
-    def encoded(
-        cls, first: PackedBCQ, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
-    ) -> PackedSecondOrder:
-        """Planes with coefficients on the grids step [P, N] float16, zero [P, N] int8: the inverse of first_order."""
-        a = second_order.coefficients(first.alpha, first.offset)
-        code = code_words.pack_stream(second_order.nearest(a, step, zero, scale_bits), scale_bits)
-        shape, g = first.shape, first.group_size
-        return cls(first.planes, code, step, zero, shape, g, scale_bits, first.order)
 
     def unpack(self) -> SecondOrderTensor:
         """The inverse of pack, bit for bit."""
@@ -132,23 +114,9 @@ class PackedSecondOrder(SecondOrder):
     ) -> PackedSecondOrder:
         """A weight without numbers, in buffers of the layout's sizes."""
         flag = (False, True)
-        choices: Choices = {"q": (), "g": (), "scale_bits": tuple(range(1, 8)), "has_offset": flag}
+        choices: Choices = {"q": (), "g": (), "scale_bits": SCALE_BITS, "has_offset": flag}
         check_layout(layout, choices | {"has_order": flag})
-        rows, columns = shape = layout["out_features"], layout["in_features"]
-        q, bits = check_bits(layout["q"]), layout["scale_bits"]
-        grids = (q + layout["has_offset"], rows)
-        words = -(-grids[0] * rows * group_count(layout["g"], columns) * bits // code_words.WORD)
-
-        def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        return cls(
-            planes=empty(torch.int32, q, rows, -(-columns // bcq.WORD)),
-            scale_code=empty(torch.int32, words),
-            scale_step=empty(torch.float16, *grids),
-            scale_zero=empty(torch.int8, *grids),
-            shape=shape,
-            group_size=layout["g"],
-            scale_bits=bits,
-            order=empty(torch.int32, columns) if layout["has_order"] else None,
-        )
+        first = {name: layout[name] for name in layout if name not in ("scale_bits", "has_offset")}
+        first |= {"alpha_dtype": "float16"}
+        first |= {"offset_dtype": "float16" if layout["has_offset"] else None}
+        return cls.empty(PackedBCQ.from_layout(first, device), layout["scale_bits"])

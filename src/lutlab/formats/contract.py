@@ -128,41 +128,6 @@ class Format(ABC):
         return self.with_buffers({n: b.to(device) for n, b in self.stored_buffers.items()})
 
 
-class SecondOrder(Format):
-    """A packed weight whose coefficients are of second order (base/second_order.py), on a grid of each row.
-
-    It has buffers scale_step and scale_zero, of P coefficients a group, and scale_bits, the bits of a code.
-    """
-
-    if TYPE_CHECKING:
-
-        @property
-        def scale_step(self) -> torch.Tensor:
-            """[P, N] float16."""
-
-        @property
-        def scale_zero(self) -> torch.Tensor:
-            """[P, N] int8."""
-
-        @property
-        def scale_bits(self) -> int:
-            """1 to 7."""
-
-    @abstractmethod
-    def first_order(self) -> Any:
-        """The same weight to the last bit, with its coefficients in float16, in the format that this one refines."""
-
-    @classmethod
-    @abstractmethod
-    def encoded(cls, first: Any, step: torch.Tensor, zero: torch.Tensor, scale_bits: int) -> Self:
-        """The inverse of first_order, of coefficients that lie on the grids."""
-
-    @property
-    def grids(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Step, zero and bits, as `encoded` takes them."""
-        return self.scale_step, self.scale_zero, self.scale_bits
-
-
 @functools.cache
 def _tensor_fields(cls: type[Format]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls) if "torch.Tensor" in str(f.type))

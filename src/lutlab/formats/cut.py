@@ -25,9 +25,10 @@ from lutlab.base.lazy import torch
 from lutlab.base.tensors import BCQTensor, MixedTensor
 from lutlab.formats import bcq, code_words
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.contract import Format, SecondOrder
+from lutlab.formats.contract import Format
 from lutlab.formats.dense import PackedDense
 from lutlab.formats.mixed import PackedMixed, outliers_of, row_scales
+from lutlab.formats.second_order import SecondOrder
 from lutlab.formats.uniform import PackedUniform
 
 WORD = code_words.WORD

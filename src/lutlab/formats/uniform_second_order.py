@@ -17,13 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lutlab.base import second_order
-from lutlab.base.groups import group_count
 from lutlab.base.lazy import torch
 from lutlab.base.registry import register
 from lutlab.base.tensors import UniformSecondOrderTensor
-from lutlab.formats import code_words
-from lutlab.formats.contract import Choice, Choices, SecondOrder, check_layout
+from lutlab.formats.contract import Choice, Choices, check_layout
+from lutlab.formats.second_order import SCALE_BITS, SecondOrder
 from lutlab.formats.uniform import PackedUniform
 
 
@@ -55,27 +53,20 @@ class PackedUniformSecondOrder(SecondOrder):
         """Those of format uniform: in a binary form scales have 16 bits."""
         return self.first_order().bcq_bits
 
-    def dequantize(self) -> torch.Tensor:
-        """[N, K] float32, as format uniform has it with the decoded scales."""
-        return self.first_order().dequantize()
-
     @property
     def packed_zeros(self) -> bool:
         """Whether all zero points are in 0 .. 2^q-1, and so in q bits each."""
         return self.qzero.dtype == torch.int32
 
-    @property
-    def codes_of_scales(self) -> torch.Tensor:
-        """[1, N, G] uint8: the integers of the stream."""
-        rows, groups = self.shape[0], group_count(self.group_size, self.shape[1])
-        codes = code_words.unpack_stream(self.scale_code, self.scale_bits, rows * groups)
-        return codes.to(torch.uint8).view(1, rows, groups)
-
     def first_order(self) -> PackedUniform:
-        """The codes with their scales decoded to float16, the same values to the last bit."""
-        scale = second_order.decoded(self.codes_of_scales, self.scale_step, self.scale_zero)[0]
+        """The codes with their scales decoded to float16."""
         sizes = self.shape, self.bits, self.group_size
-        return PackedUniform(self.qweight, scale, self.qzero, *sizes, self.order)
+        return PackedUniform(self.qweight, self.coefficients[0], self.qzero, *sizes, self.order)
+
+    @staticmethod
+    def coefficients_of(first: PackedUniform) -> torch.Tensor:
+        """The scales."""
+        return first.scale.unsqueeze(0)
 
     @classmethod
     def pack(cls, tensor: UniformSecondOrderTensor) -> PackedUniformSecondOrder:
@@ -83,24 +74,13 @@ class PackedUniformSecondOrder(SecondOrder):
         grids = tensor.scale_step, tensor.scale_zero
         return cls.encoded(PackedUniform.pack(tensor.uniform()), *grids, tensor.scale_bits)
 
-    @classmethod
-    def encoded(
-        cls, first: PackedUniform, step: torch.Tensor, zero: torch.Tensor, scale_bits: int
-    ) -> PackedUniformSecondOrder:
-        """Codes whose scales lie on grids step [1, N] float16, zero [1, N] int8: the inverse of first_order."""
-        code = second_order.nearest(first.scale.unsqueeze(0), step, zero, scale_bits)
-        stream, qzero = code_words.pack_stream(code, scale_bits), first.qzero
-        assert qzero is not None  # a second-order scale has no float offset beside it
-        sizes = first.shape, first.bits, first.group_size
-        return cls(first.qweight, stream, step, zero, qzero, *sizes, scale_bits, first.order)
-
     def unpack(self) -> UniformSecondOrderTensor:
         """The inverse of pack, bit for bit."""
         uniform = self.first_order().unpack()
         assert uniform.zero_point is not None  # as packed
         return UniformSecondOrderTensor(
             uniform.codes,
-            self.codes_of_scales,
+            self.coefficient_codes,
             self.scale_step,
             self.scale_zero,
             uniform.zero_point,
@@ -129,25 +109,7 @@ class PackedUniformSecondOrder(SecondOrder):
         """A weight without numbers, in buffers of the layout's sizes."""
         either = (False, True)
         choices: Choices = {"q": (), "g": (), "has_order": either, "packed_zeros": either}
-        check_layout(layout, choices | {"scale_bits": tuple(range(1, 8))})
-        bits = layout["scale_bits"]
-        first = {name: value for name, value in layout.items() if name != "scale_bits"}
-        uniform = PackedUniform.from_layout(first | {"scale_dtype": "float16"}, device)
-        assert uniform.qzero is not None  # of packed_zeros
-        rows, groups = uniform.scale.shape
-
-        def empty(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        return cls(
-            qweight=uniform.qweight,
-            scale_code=empty(torch.int32, -(-rows * groups * bits // code_words.WORD)),
-            scale_step=empty(torch.float16, 1, rows),
-            scale_zero=empty(torch.int8, 1, rows),
-            qzero=uniform.qzero,
-            shape=uniform.shape,
-            bits=uniform.bits,
-            group_size=uniform.group_size,
-            scale_bits=bits,
-            order=uniform.order,
-        )
+        check_layout(layout, choices | {"scale_bits": SCALE_BITS})
+        first = {name: layout[name] for name in layout if name != "scale_bits"}
+        first |= {"scale_dtype": "float16"}
+        return cls.empty(PackedUniform.from_layout(first, device), layout["scale_bits"])

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from lutlab.base.errors import LutlabError, nearest
 from lutlab.base.lazy import torch
-from lutlab.formats.contract import Format, SecondOrder
+from lutlab.formats.contract import Format
+from lutlab.formats.second_order import SecondOrder
 
 if TYPE_CHECKING:
     from typing import Self  # of Python 3.11, for type checkers only

@@ -25,7 +25,7 @@ from torch.nn import functional
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import group_length
 from lutlab.formats.bcq import PackedBCQ
-from lutlab.formats.contract import SecondOrder
+from lutlab.formats.second_order import SecondOrder
 from lutlab.formats.uniform import PackedUniform
 from lutlab.quantizers.contract import Method
 

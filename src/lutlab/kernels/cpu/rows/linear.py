@@ -17,7 +17,8 @@ from typing import Any, ClassVar, cast
 import torch
 
 from lutlab.base.errors import LutlabError
-from lutlab.formats.contract import Format, SecondOrder
+from lutlab.formats.contract import Format
+from lutlab.formats.second_order import SecondOrder
 from lutlab.kernels import ran
 from lutlab.kernels.contract import KernelOp, OnGrids, Packed, decoded, encoded
 from lutlab.kernels.cpu.rows import rows_tuning
