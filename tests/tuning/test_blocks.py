@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernels.weights import second_order_tensor, uniform_second_order_tensor
 from tests.models.architectures import make
 from tests.quantizers.weights import assert_same, exact
 from tests.tuning.tuned import Killed, coded, kill_after, windows
@@ -23,13 +24,20 @@ WINDOWS = windows()
 PACE = lutlab.Tuning(block_steps=8, block_learning_rate=0.03, batch=2)
 
 
-@settings(max_examples=15)
-@given(st.booleans(), st.integers(1, 4), st.sampled_from([8, 20, -1]), st.booleans(), st.integers(0, 999))  # fmt: skip
-def test_a_coded_layer_is_the_naive_one(uniform, q, g, ordered, seed):
+@settings(max_examples=20)
+@given(
+    st.booleans(), st.booleans(), st.integers(1, 4), st.sampled_from([8, 20, -1]), st.booleans(), st.integers(0, 999),
+)  # fmt: skip
+def test_a_coded_layer_is_the_naive_one(uniform, on_grids, q, g, ordered, seed):
     """Weight, choice and gradients against autograd in float64; what is stored is what was multiplied by."""
     draw, shift = torch.Generator().manual_seed(seed), None if uniform else "f16"
-    tensor = coded(6, 20, q, g, not uniform, shift, ordered=ordered, seed=seed)
-    layer = CodedLinear(pack(tensor), None)
+    options = {"ordered": ordered, "seed": seed}
+    if on_grids:
+        make_tensor = uniform_second_order_tensor if uniform else second_order_tensor
+        layer = CodedLinear(pack(make_tensor(6, 20, q, g, **options)), None)
+    else:
+        layer = CodedLinear(pack(coded(6, 20, q, g, not uniform, shift, **options)), None)
+    tensor = layer.packed.unpack()
     assert torch.equal(layer.weight(), layer.packed.dequantize()), "step 0 is the layer as it came"
     with torch.no_grad():
         for move in layer.moves.values():
@@ -37,10 +45,11 @@ def test_a_coded_layer_is_the_naive_one(uniform, q, g, ordered, seed):
     x, wanted = torch.eye(20), torch.randn(20, 6, generator=draw)
     (layer(x) * wanted).sum().backward()
     packed = layer.rounded()
-    assert packed.layout() == layer.packed.layout()
+    assert packed.layout() == (layer.on_grids or layer.packed).layout()
     assert torch.equal(layer(x).T, packed.dequantize())
 
-    now, unit = packed.unpack(), words_of(tensor).std(2, correction=0)
+    first = packed.first_order() if on_grids else packed
+    now, unit = first.unpack(), words_of(tensor).std(2, correction=0)
     group = torch.arange(20) // (20 if g == -1 else g)
     moves = {n: m.detach().double().requires_grad_() for n, m in layer.moves.items()}
     latent = layer.latent.double() + unit.unsqueeze(2) * moves["latent"]
@@ -67,17 +76,18 @@ def words_of(tensor, **scales):
     return exact(dataclasses.replace(tensor, **options)).unflatten(1, (groups, -1))
 
 
-def quantized():
-    """A model and the same with binary codes."""
-    return make("gpt2"), lutlab.quantize(make("gpt2"), "bcq", 2, 8, calibration=WINDOWS)
+def quantized(**few):
+    """A model and the same with binary codes, whose alphas may have few bits."""
+    return make("gpt2"), lutlab.quantize(make("gpt2"), "bcq", 2, 8, calibration=WINDOWS, **few)
 
 
 def buffers(model):
     return {name: layer.packed.buffers for name, layer in linear_layers(model)}
 
 
-def test_blocks_come_nearer_to_full_precision():
-    full, start = quantized()
+@pytest.mark.parametrize("few", [{}, {"alpha_bits": 4}])
+def test_blocks_come_nearer_to_full_precision(few):
+    full, start = quantized(**few)
     before = {path: layer.packed.layout() for path, layer in linear_layers(start)}
     facts = tune_blocks(start, full, WINDOWS, dataclasses.replace(PACE, block_steps=24))
     assert {path: layer.packed.layout() for path, layer in linear_layers(start)} == before

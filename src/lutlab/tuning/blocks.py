@@ -33,7 +33,6 @@ from torch import nn
 from torch.utils._pytree import tree_map
 from transformers import PreTrainedModel
 
-from lutlab.base.errors import LutlabError
 from lutlab.base.specs import Tuning
 from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.compress.calibrate import BATCH_TOKENS, BlockInputs, Call, capture
@@ -48,7 +47,7 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import HELD_OUT
-from lutlab.tuning.scales import Coded, ScaledLinear
+from lutlab.tuning.scales import ScaledLinear, Stored, check_coded, first_order
 
 # Bytes a weight while its block is trained: where the latent weight began, its move, gradient, two moments of Adam's
 # and the best move in float32, the decoded weight; the code, where it lies among codewords (int64), the packed one.
@@ -60,11 +59,7 @@ log = logging.getLogger(__name__)
 
 def check_tunable(quantizer: Method) -> None:
     """Raise LutlabError unless a method gives weights whose codes can be trained."""
-    if not quantizer.quantizes or quantizer.format not in ("bcq", "uniform"):
-        raise LutlabError(
-            "tuning.block_steps moves binary or uniform codes and their scales, which this method does not give: take "
-            "gptq_bcq, bcq, gptq or rtn, with coefficients of 16 bits (alpha_bits, scale_bits), or drop block_steps"
-        )
+    check_coded(quantizer, "tuning.block_steps moves codes and scales")
 
 
 def check_memory(model: PreTrainedModel, windows: torch.Tensor, tuning: Tuning) -> None:
@@ -182,7 +177,7 @@ class _Run:
         named = ((layer, block.get_submodule(layer)) for layer in self.family.linears)
         modules = {layer: module for layer, module in named if isinstance(module, QuantLinear)}
         # check_tunable refuses methods of other formats
-        packed = {layer: cast("Coded", module.packed) for layer, module in modules.items()}
+        packed = {layer: cast("Stored", module.packed) for layer, module in modules.items()}
         header = json.dumps([name, dataclasses.asdict(self.pace), len(self.windows), self.before])
         digest = content_sha256(header, _buffers(packed))
         facts = self._restored(name, digest, packed)
@@ -198,7 +193,7 @@ class _Run:
         put_layers(block, {n: QuantLinear(packed[n], m.bias) for n, m in modules.items()})
         return facts
 
-    def _restored(self, name: str, digest: str, packed: dict[str, Coded]) -> dict[str, Any] | None:
+    def _restored(self, name: str, digest: str, packed: dict[str, Stored]) -> dict[str, Any] | None:
         """Facts of a block that was finished from this very beginning, whose weights replace those of `packed`."""
         tensors, facts = (self.kept and self.kept.intact(name)) or ({}, {})
         if facts.get("tuned") != digest:
@@ -275,25 +270,25 @@ class CodedLinear(ScaledLinear):
         moves: parameters, all 0 at first: of each of the scales, by its name, and `latent` [N, G, g].
     """
 
-    def __init__(self, packed: Coded, bias: torch.Tensor | None) -> None:
+    def __init__(self, packed: Stored, bias: torch.Tensor | None) -> None:
         super().__init__(packed, bias)
         self.scales.requires_grad_(False)
-        self.tensor = packed.unpack()
+        self.tensor = self.packed.unpack()
         deviation = codewords(self.tensor).std(2, correction=0)
         self.units = {n: s if n == "scale" else deviation for n, s in self.scales.items()}
         self.units["latent"] = deviation.unsqueeze(2)
-        self.latent = self._by_group(packed.dequantize())
+        self.latent = self._by_group(self.packed.dequantize())
         began = {**self.scales, "latent": self.latent}
         self.moves = nn.ParameterDict(
             {name: nn.Parameter(torch.zeros_like(value)) for name, value in began.items()}
         )
 
-    def rounded(self) -> Coded:
+    def rounded(self) -> Stored:
         """The weight as it would be stored now: of the same layout."""
         tensor = self._chosen()[0]
         if isinstance(tensor, BCQTensor):
-            return PackedBCQ.pack(tensor)
-        return PackedUniform.pack(tensor)
+            return self.stored(PackedBCQ.pack(tensor))
+        return self.stored(PackedUniform.pack(tensor))
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The moves, by name."""
@@ -306,11 +301,9 @@ class CodedLinear(ScaledLinear):
     @torch.no_grad()
     def _chosen(self) -> tuple[BCQTensor | UniformTensor, torch.Tensor]:
         """The moves as they are: codes and scales as stored, and the weight [N, K] float32 by input channels."""
-        stored = self.packed.stored_buffers
-        scales: dict[str, Any] = {
-            name: self._moved(name, scale).to(stored[name].dtype)
-            for name, scale in self.scales.items()
-        }
+        moved = {name: self._moved(name, scale) for name, scale in self.scales.items()}
+        stored = first_order(self.with_scales(moved)).stored_buffers
+        scales: dict[str, Any] = {name: stored[name] for name in moved}
         tensor = dataclasses.replace(self.tensor, **scales)
         words, code_of = codewords(tensor).sort(2)
         edges = (words[..., 1:] + words[..., :-1]) / 2

@@ -16,6 +16,7 @@ weight of its codes. What Adam holds is (q + 1) / g of the weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,16 +31,27 @@ from lutlab.formats.uniform import PackedUniform
 from lutlab.quantizers.contract import Method
 
 Coded = PackedBCQ | PackedUniform
+Stored = Coded | SecondOrder
 _FORMATS = ("bcq", "uniform", "bcq_second_order", "uniform_second_order")
 
 
 def check_tunable(quantizer: Method) -> None:
     """Raise LutlabError unless a method gives weights whose scales can be trained."""
+    check_coded(quantizer, "tuning.trains=scales moves the scales")
+
+
+def check_coded(quantizer: Method, moves: str) -> None:
+    """Raise LutlabError, whose text begins with what moves, unless a method gives binary or uniform codes."""
     if not quantizer.quantizes or quantizer.format not in _FORMATS:
         raise LutlabError(
-            "tuning.trains=scales moves the scales of binary or uniform codes, which this method does not give: "
-            "take gptq_bcq, bcq, gptq or rtn; mixed groups are tuned by tuning.trains=weights"
+            f"{moves} of binary or uniform codes, which this method does not give: drop it, or take "
+            "gptq_bcq, bcq, gptq or rtn; mixed groups are tuned by tuning.trains=weights"
         )
+
+
+def first_order(packed: Stored) -> Coded:
+    """A weight with its scales decoded, where they are of second order."""
+    return packed.first_order() if isinstance(packed, SecondOrder) else packed
 
 
 class Decoded(torch.autograd.Function):
@@ -69,10 +81,10 @@ class ScaledLinear(nn.Module):
 
     packed: Coded
 
-    def __init__(self, packed: Coded | SecondOrder, bias: torch.Tensor | None) -> None:
+    def __init__(self, packed: Stored, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.on_grids = packed if isinstance(packed, SecondOrder) else None
-        packed = packed.first_order() if isinstance(packed, SecondOrder) else packed
+        packed = first_order(packed)
         buffers = packed.stored_buffers
         stored = {n: buffers[n] for n in packed.scales if n in buffers}
         masters = {n: b if b.dtype == torch.float64 else b.float() for n, b in stored.items()}
@@ -84,11 +96,18 @@ class ScaledLinear(nn.Module):
         """Parameters that move, by name."""
         return dict(self.scales)
 
-    def rounded(self) -> Coded | SecondOrder:
-        """The weight as it would be stored now: the same codes, and scales of the same dtypes."""
-        stored = self.packed.stored_buffers
-        scales = {n: scale.detach().to(stored[n].dtype) for n, scale in self.scales.items()}
-        packed = self.packed.with_buffers(scales)
+    def rounded(self) -> Stored:
+        """The weight as it would be stored now: the same codes, and scales of the same dtypes and grids."""
+        return self.with_scales(dict(self.scales))
+
+    def with_scales(self, scales: Mapping[str, torch.Tensor]) -> Stored:
+        """The weight before with other scales, as it would be stored."""
+        before = self.packed.stored_buffers
+        rounded = {n: scale.detach().to(before[n].dtype) for n, scale in scales.items()}
+        return self.stored(self.packed.with_buffers(rounded))
+
+    def stored(self, packed: Coded) -> Stored:
+        """A weight of first order in the format of the weight before."""
         return (
             packed if self.on_grids is None else self.on_grids.encoded(packed, *self.on_grids.grids)
         )
