@@ -26,6 +26,7 @@ class Fake(Calibrated):
     seen: list[CalibStats] = field(default_factory=list)  # one a shared input
     quantized: int = 0
     target: str = "weights"
+    damp: float = 0.01
     hessian: str = "inputs"
     output_groups: int = 4
     first_token: float = 1.0

@@ -155,7 +155,8 @@ class _Run:
         if method.true_sequential:
             passes = [(shared,) for shared in self.family.inputs]
         if method.target != "weights":
-            beside = Beside(self.model.config, inputs, stream=method.target == "stream")
+            stream = method.target == "stream"
+            beside = Beside(self.model.config, inputs, stream=stream, damp=method.damp)
         for index in self._indices():
             with self.blocks.open(index) as block:
                 if beside:

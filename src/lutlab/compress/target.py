@@ -12,7 +12,7 @@
 
 W + U + V is the W* of least E||y* - W* x||^2 + d ||W* - W||^2, and a quantizer that minimises
 tr((W* - W^) H (W* - W^)^T) then minimises E||y* - W^ x||^2 as far as x tells of it. Layers that read what is exact so
-far have D = 0, S = 0 and W* = W. d is DAMP times the mean of H's diagonal.
+far have D = 0, S = 0 and W* = W. d is damp, the method's own, times the mean of H's diagonal.
 
 U and V fit what is chance in these windows too, the more so the fewer they are. So one of HELD_OUT windows is left out
 of them, and t and s are what lowers the error on those windows most, a quadratic of two numbers. By gptq_bcq at q = 2,
@@ -52,7 +52,6 @@ from lutlab.models.families import stream_of
 from lutlab.quantizers.coefficients import exponent, times_power
 from lutlab.quantizers.compensation import Factored, factor
 
-DAMP = 0.01  # GPTQ's own
 HELD_OUT = 8  # as many as tuning/ holds out
 _ROUNDS = 100  # of two coordinates: a correlation of 0.9 then counts for 0.81^100
 
@@ -62,11 +61,11 @@ Moments = tuple[CalibStats, list[torch.Tensor]]
 
 
 class Target:
-    """Moves the weights of the layers that share an input; H is factored once for all of them."""
+    """Moves the weights of the layers that share an input; H, damped as by the method, is factored once for them."""
 
-    def __init__(self, every: Moments, held_out: Moments) -> None:
+    def __init__(self, every: Moments, held_out: Moments, damp: float) -> None:
         self._every, self._held_out = every, held_out
-        self._factored = factor(every[0].metric, DAMP)
+        self._factored = factor(every[0].metric, damp)
 
     def __call__(self, weight: torch.Tensor) -> torch.Tensor:
         """W [N, K] float32 -> W* [N, K] float32.
@@ -141,10 +140,13 @@ class Beside:
 
     Attributes:
         stream: whether targets are of the residual stream, where layers add to it.
+        damp: damping of H, in means of its diagonal.
     """
 
-    def __init__(self, config: PreTrainedConfig, inputs: BlockInputs, *, stream: bool) -> None:
-        self.config, self.stream = config, stream
+    def __init__(
+        self, config: PreTrainedConfig, inputs: BlockInputs, *, stream: bool, damp: float
+    ) -> None:
+        self.config, self.stream, self.damp = config, stream, damp
         self._inputs = replace(inputs, hidden=list(inputs.hidden))
         self._block: nn.Module  # between `enter` and `leave`
 
@@ -183,7 +185,7 @@ class Beside:
                 held_out.add(shared_input, now[layer][rows], weights, errors)
         of_all, of_held_out = every.moments(), held_out.moments()
         stats = {shared_input: moments[0] for shared_input, moments in of_all.items()}
-        return stats, {s: Target(of_all[s], of_held_out[s]) for s in shared}
+        return stats, {s: Target(of_all[s], of_held_out[s], self.damp) for s in shared}
 
 
 def _held_out(inputs: BlockInputs) -> Iterator[torch.Tensor]:

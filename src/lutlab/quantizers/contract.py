@@ -90,6 +90,7 @@ class Calibrated(Method):
         true_sequential: true: a layer sees the layers before it in its block quantized; needs inputs=quantized.
         target: `weights`, or with inputs=quantized `outputs` or `stream`: the driver then hands `quantize` a weight
             that makes up for the errors of the layers before (compress/target.py).
+        damp: ridge of such a weight towards the layer's own, in means of the diagonal of X^T X / M.
         hessian: `inputs`, or with inputs=quantized `gradients`: `prepare` and `quantize` are then called for the rows
             of each of `output_groups` groups of outputs, with tokens weighted by gradients (compress/gradients.py).
         output_groups: into how many groups the outputs of a layer are divided then.
@@ -99,6 +100,7 @@ class Calibrated(Method):
     inputs: str
     true_sequential: bool = False
     target: str = "weights"
+    damp: float = 0.01
     hessian: str = "inputs"
     output_groups: int = 4
     first_token: float = 1.0
