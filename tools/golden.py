@@ -364,7 +364,8 @@ def _tuned(method: str, **options: Any) -> Any:
     model = tiny_opt()
     chosen = widths(kinds(model.config), 3, 8)
     tuning = Tuning(**{"steps": 2} | options)
-    layers, rest, facts = tune(model, make_method(method), chosen, windows(), tuning)
+    ids = windows()
+    layers, rest, facts = tune(model, make_method(method), chosen, ids, ids, tuning)
     curves = facts.get("blocks", [facts])
     judged = [{name: curve[name] for name in ("held_out", "kept_step")} for curve in curves]
     whole = [rest] if rest else []

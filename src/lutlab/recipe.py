@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lutlab.base.errors import LutlabError
 from lutlab.base.groups import Bits, Width
 from lutlab.base.lazy import PreTrainedModel, torch
 from lutlab.base.specs import LayerStats, LayerWidth, Sublayer, Tuning
@@ -67,7 +68,7 @@ def quantize(
         quantizer: the method, with its options.
         q: bits a weight, where no other width is said.
         g: weights that share a scale.
-        windows: calibration windows, as quantize_model takes them.
+        windows: calibration windows, as quantize_model takes them; behind them those of tuning.samples.
         labelled: labelled texts that a classifier is tuned on; None: tuning trains on the windows.
         sublayers: kinds of sub-layer with their own widths.
         skip: patterns of layer names that stay in full precision.
@@ -87,6 +88,9 @@ def quantize(
     kept = BlockStore(folders.blocks) if folders.blocks else None
     seen = StatsStore(folders.inputs) if folders.inputs else None
     facts: dict[str, Any] = {}
+    samples = labelled or windows
+    if tuning and tuning.samples:
+        windows, samples = _apart(windows, samples, tuning.samples)
     if budget is None:
         chosen = widths(kinds(model.config), q, g, sublayers, skip, layers)
     else:
@@ -96,7 +100,7 @@ def quantize(
     packed = None
     if tuning:
         packed, parameters, facts_of_tuning = _tuned(
-            model, quantizer, chosen, labelled or windows, tuning, seen, folders
+            model, quantizer, chosen, windows, samples, tuning, seen, folders
         )
         put(model, parameters)
         if facts_of_tuning:
@@ -109,10 +113,31 @@ def quantize(
     return stats, facts
 
 
+def _apart(
+    windows: Windows | None, samples: Windows | Labelled | None, count: int
+) -> tuple[Windows | None, Windows | Labelled | None]:
+    """The windows that a method calibrates on, and the samples behind them, which only tuning sees.
+
+    Raises:
+        LutlabError: there is none for the method.
+    """
+    if not isinstance(samples, torch.Tensor | Labelled) or windows is None:
+        return windows, samples  # which tuning refuses
+    if count >= len(samples):
+        raise LutlabError(
+            f"tuning.samples={count} of {len(samples)} calibration windows leaves the method none: give more windows"
+        )
+    before = slice(-count)
+    if isinstance(windows, torch.Tensor):
+        return windows[before], samples[-count:]
+    return {name: ids[before] for name, ids in windows.items()}, samples[-count:]
+
+
 def _tuned(
     model: PreTrainedModel,
     quantizer: Method,
     chosen: Mapping[str, Width | None],
+    windows: Windows | None,
     samples: Windows | Labelled | None,
     tuning: Tuning,
     seen: StatsStore | None,
@@ -120,7 +145,7 @@ def _tuned(
 ) -> tuple[dict[str, Format] | None, Mapping[str, torch.Tensor], Mapping[str, Any] | None]:
     """Packed layers, None where finished blocks have them; parameters outside of them; how the tuning came about."""
     if not folders.blocks:
-        return tune(model, quantizer, chosen, samples, tuning, seen=seen)
+        return tune(model, quantizer, chosen, windows, samples, tuning, seen=seen)
     kept, rest = BlockStore(folders.blocks), RestStore(folders.blocks)
     states = TuningStore(folders.blocks)
     has_rest = task_of(model) == CLASSIFIES or not quantizer.quantizes
@@ -130,7 +155,10 @@ def _tuned(
     kept.forget_from(0)  # all blocks are of one tuning
     untuned = BlockStore(folders.untuned) if folders.untuned else None
     packed, parameters, facts = tune(
-        model, quantizer, chosen, samples, tuning, seen=seen, untuned=untuned, kept=states
+        *(model, quantizer, chosen, windows, samples, tuning),
+        seen=seen,
+        untuned=untuned,
+        kept=states,
     )
     states.note(facts)
     if has_rest:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.command_line import CommandLine
-from tests.models.architectures import make
+from tests.models.architectures import make, uniform
 from tests.quantizers.weights import assert_same, exact
 from tests.tuning.tuned import Killed, coded, kill_after, stored, tuned, windows
 
@@ -17,7 +17,10 @@ from lutlab.base.progress import heard
 from lutlab.compress.kept_blocks import TuningStore
 from lutlab.formats import pack
 from lutlab.models import fits
+from lutlab.models.families import linear_layers
+from lutlab.quantizers.contract import make_method
 from lutlab.tuning.scales import ScaledLinear
+from lutlab.tuning.stages import tune
 
 
 @settings(max_examples=12)
@@ -77,6 +80,28 @@ def test_a_killed_tuning_ends_byte_for_byte_as_another(
     assert again[2] == whole[2]
     for name, layer in whole[0].items():
         assert_same(again[0][name].buffers, layer.buffers)
+
+
+def test_other_windows_are_tuned_on_than_calibrated():
+    ids, pace = (
+        windows(9),
+        {"steps": 8, "trains": "scales", "learning_rate": 3e-3, "loss": "labels"},
+    )
+    both = lutlab.Tuning(**pace, samples=5)
+    model = lutlab.quantize(make("opt"), "gptq", 3, 8, calibration=ids, tuning=both)
+    start, method = make("opt"), make_method("gptq")
+    packed, _, facts = tune(
+        start, method, uniform(start, 3, 8), ids[:4], ids[4:], lutlab.Tuning(**pace)
+    )
+    assert facts["kept_step"] > 0
+    plain = lutlab.quantize(make("opt"), "gptq", 3, 8, calibration=ids[:4])
+    for (name, layer), (_, untuned) in zip(linear_layers(model), linear_layers(plain), strict=True):
+        assert_same(layer.packed.buffers, packed[name].buffers)
+        assert torch.equal(layer.packed.qweight, untuned.packed.qweight), "codes of the first four"
+    with pytest.raises(LutlabError, match=r"tuning\.samples=9 of 9"):
+        lutlab.quantize(
+            make("opt"), "gptq", 3, 8, calibration=ids, tuning=lutlab.Tuning(**pace, samples=9)
+        )
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -54,8 +54,8 @@ def widths_of(model, q):
 
 def tuned(name, method, q, kept=None, few=None, **options):
     model, options = make(name), {"learning_rate": 3e-3, "batch": 4, "loss": "labels"} | options
-    arguments = make_method(method, **few or {}), widths_of(model, q), windows(), Tuning(**options)
-    result = tune(model, *arguments, kept=kept)
+    quantizer, ids = make_method(method, **few or {}), windows()
+    result = tune(model, quantizer, widths_of(model, q), ids, ids, Tuning(**options), kept=kept)
     assert_same(model.state_dict(), make(name).state_dict())
     return result
 

@@ -111,6 +111,8 @@ class Tuning:
         block_steps: number of training steps of each block against its full-precision outputs, before those of the
             whole model; 0: none.
         block_learning_rate: peak learning rate of the block-wise steps.
+        samples: number of windows to train on that the method does not calibrate on; null: the method's own, which its
+            codes fit better than any others, so that a loss on them says little.
 
     Raises:
         LutlabError: a value is out of range, or there are no steps at all.
@@ -129,6 +131,7 @@ class Tuning:
     # A move of 1 is the deviation of a group's codewords. At 3e-2 the held-out error of a block of opt-embedded-s rose,
     # whose codes coordinate descent had found.
     block_learning_rate: Rate = 1e-2
+    samples: Count | None = None
 
     def __post_init__(self) -> None:
         check(self, "tuning.")

@@ -69,6 +69,7 @@ def tune(
     model: PreTrainedModel,
     quantizer: Method,
     widths: Mapping[str, Width | None],
+    windows: Windows | None,
     calibration: Windows | Labelled | None,
     tuning: Tuning,
     *,
@@ -82,8 +83,9 @@ def tune(
         model: model in evaluation mode (dropout stays off) and full precision, all of it in memory.
         quantizer: the method, with its options.
         widths: layer name -> (q, g), or None where a layer stays in full precision and as it is.
-        calibration: token ids [samples, S] int64: those that the method calibrates on are also trained on, in a new
-            order each time all were read. Of a classifier, labelled pairs.
+        windows: windows that the method calibrates on, as quantize_model takes them.
+        calibration: token ids [samples, S] int64 to be trained on, in a new order each time all were read; the same or
+            others. Of a classifier, labelled pairs.
         tuning: options: what moves, how long, how fast, towards what.
         seen: store of the statistics of full-precision inputs, for the method.
         untuned: finished blocks of the method's own result.
@@ -110,8 +112,7 @@ def tune(
         _check_memory(model, samples, tuning)
     start = copy.deepcopy(model)
     if quantizer.quantizes:
-        inputs = samples.inputs if isinstance(samples, Labelled) else samples
-        quantize_model(start, quantizer, widths, inputs, kept=untuned, seen=seen)
+        quantize_model(start, quantizer, widths, windows, kept=untuned, seen=seen)
     some = any(isinstance(module, QuantLinear) for _, module in linear_layers(start))
     if quantizer.quantizes and not some:
         raise LutlabError("tuning finds no quantized layer: skip names all of them; drop tuning")

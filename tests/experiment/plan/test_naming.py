@@ -82,6 +82,7 @@ SWEPT = {
     "tuning.steps": ("method=gptq_bcq tuning.trains=scales", "1", "2"),
     "tuning.learning_rate": (TUNED, "0.5", "0.25"),
     "tuning.batch": (TUNED, "2", "4"),
+    "tuning.samples": (TUNED, "2", "4"),
     "tuning.loss": (TUNED, "labels", "distribution"),
     "tuning.seed": (TUNED, "1", "2"),
     "tuning.weight_decay": (TUNED, "0.5", "0.25"),

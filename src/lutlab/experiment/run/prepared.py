@@ -135,7 +135,8 @@ def _quantized(
             file = job.results / "calibration" / f"own-{PROTOCOLS[OWN].version}-{model}.json"
             text = own.text(loaded.model, loaded.tokenizer, file)
         length = chosen.seqlen or evaluation_seqlen(loaded.model.config)
-        drawn = (text, loaded.tokenizer, chosen.samples, length, chosen.seed)
+        samples = chosen.samples + ((run.tuning and run.tuning.samples) or 0)
+        drawn = (text, loaded.tokenizer, samples, length, chosen.seed)
         windows = calibration_inputs(task, *drawn)
         if run.tuning and task == CLASSIFIES:  # on the same pairs
             labelled = Labelled(*labelled_pairs(*drawn))
