@@ -26,7 +26,6 @@ from lutlab.quantizers.contract import make_method
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.gptq_bcq import GPTQBCQ
 from lutlab.quantizers.hessian_bcq import HessianBCQ
-from lutlab.tuning import blocks
 
 METHODS = (GPTQBCQ, HessianBCQ)
 
@@ -181,6 +180,5 @@ def test_what_has_no_meaning_is_refused():
     for method in METHODS:
         refused("alpha_bits=3: give 4 to 7, or 16", method, alpha_bits=3)
         refused("take alpha_dtype=fp16, or alpha_bits=16", method, alpha_bits=4, alpha_dtype="fp32")
-        refused("with coefficients of 16 bits", blocks.check_tunable, method(alpha_bits=4))
     refused("scale_bits=8: give 4 to 7, or 16", GPTQ, scale_bits=8)
     refused("take scale_dtype=fp16, or scale_bits=16", GPTQ, scale_bits=4, scale_dtype="fp32")
