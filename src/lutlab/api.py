@@ -163,7 +163,8 @@ def quantize(
         candidates: (q, g) that a layer may have under a budget. None: 2 to 5 bits in groups of 32, 64, 128 and a row.
         tuning: `lutlab.Tuning(steps=…)`: fine-tune the weights for their stored form on the calibration windows, under
             methods whose groups differ in width; or with `trains="scales"` the scales of binary or uniform codes, which
-            stay (tuning/). Takes the memory of a float32 copy of the model and of Adam's state.
+            stay (tuning/). With `samples=N` the last N windows are trained on, and the method calibrates on those
+            before them. Takes the memory of a float32 copy of the model and of Adam's state.
         labels: [samples] int64, the class of each text of `calibration`, which a classifier is tuned on; its head is
             trained too, and stays in full precision.
         embeddings: bits of the table of tokens and of the output head, in symmetric groups of 32; at 8 they are what

@@ -90,7 +90,7 @@ def quantize(
     facts: dict[str, Any] = {}
     samples = labelled or windows
     if tuning and tuning.samples:
-        windows, samples = _apart(windows, samples, tuning.samples)
+        windows, samples = _apart(windows, labelled, tuning.samples)
     if budget is None:
         chosen = widths(kinds(model.config), q, g, sublayers, skip, layers)
     else:
@@ -114,23 +114,23 @@ def quantize(
 
 
 def _apart(
-    windows: Windows | None, samples: Windows | Labelled | None, count: int
-) -> tuple[Windows | None, Windows | Labelled | None]:
-    """The windows that a method calibrates on, and the samples behind them, which only tuning sees.
+    windows: Windows | None, labelled: Labelled | None, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The windows that a method calibrates on, and those behind them, which only tuning sees.
 
     Raises:
-        LutlabError: there is none for the method.
+        LutlabError: there are no windows of a text, or none for the method.
     """
-    if not isinstance(samples, torch.Tensor | Labelled) or windows is None:
-        return windows, samples  # which tuning refuses
-    if count >= len(samples):
+    if labelled or not isinstance(windows, torch.Tensor):
         raise LutlabError(
-            f"tuning.samples={count} of {len(samples)} calibration windows leaves the method none: give more windows"
+            "tuning.samples are windows of a text behind those of calibration, and this model learns from texts with "
+            "padding: drop it"
         )
-    before = slice(-count)
-    if isinstance(windows, torch.Tensor):
-        return windows[before], samples[-count:]
-    return {name: ids[before] for name, ids in windows.items()}, samples[-count:]
+    if count >= len(windows):
+        raise LutlabError(
+            f"tuning.samples={count} of {len(windows)} calibration windows leaves the method none: give more windows"
+        )
+    return windows[:-count], windows[-count:]
 
 
 def _tuned(

@@ -84,11 +84,8 @@ class Given(Fake):
 ])  # fmt: skip
 def test_targets_are_those_of_whole_forward_passes(name, target, first, damp, two_windows_a_batch):
     """Of every layer of the second block, in a model whose layers before it are quantized one by one."""
-    full, by_hand, method = (
-        make(name),
-        make(name),
-        Given(target=target, first_token=first, damp=damp),
-    )
+    full, by_hand = make(name), make(name)
+    method = Given(target=target, first_token=first, damp=damp)
     windows = padded() if name == "bert" else token_ids(4, 16)
     model, _ = quantized(name, method, windows)
     family, given = family_of(model.config), iter(method.weights)

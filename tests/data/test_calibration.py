@@ -49,6 +49,8 @@ def test_windows_are_drawn_and_cut_where_gptq_draws_them(name, samples, seqlen, 
     windows = calibration_windows(text(name), tokenizer, samples, seqlen, seed)
     assert windows.dtype == torch.int64
     assert windows.tolist() == expected
+    fewer = calibration_windows(text(name), tokenizer, (samples + 1) // 2, seqlen, seed)
+    assert torch.equal(fewer, windows[: len(fewer)]), "tuning.samples draws behind them"
 
 
 def test_seeds_differ_and_the_random_module_is_left_alone():

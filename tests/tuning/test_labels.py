@@ -80,6 +80,7 @@ def test_full_fine_tuning_moves_every_parameter():
     ({"labels": torch.zeros(23, dtype=torch.int64)}, r"\[23\] beside 24 texts"),
     ({"labels": torch.zeros(24)}, "torch.float32"),
     ({"labels": None, "tuning": lutlab.Tuning(3, trains="scales")}, "tuned on labelled texts"),
+    ({"tuning": lutlab.Tuning(3, loss="labels", trains="scales", samples=4)}, "texts with padding"),
     ({"tuning": None}, r"labels are what tuning.*lutlab\.Tuning"),
 ])  # fmt: skip
 def test_labels_that_do_not_fit_are_refused(options, message):

@@ -83,10 +83,8 @@ def test_a_killed_tuning_ends_byte_for_byte_as_another(
 
 
 def test_other_windows_are_tuned_on_than_calibrated():
-    ids, pace = (
-        windows(9),
-        {"steps": 8, "trains": "scales", "learning_rate": 3e-3, "loss": "labels"},
-    )
+    ids = windows(9)
+    pace = {"steps": 8, "trains": "scales", "learning_rate": 3e-3, "loss": "labels"}
     both = lutlab.Tuning(**pace, samples=5)
     model = lutlab.quantize(make("opt"), "gptq", 3, 8, calibration=ids, tuning=both)
     start, method = make("opt"), make_method("gptq")
@@ -142,12 +140,13 @@ def test_what_does_not_fit_is_refused_before_it_starts(options, message, monkeyp
 
 def test_a_row_of_tuned_scales(command: CommandLine):
     row = ["method=rtn", "q=2", "g=32", "calibration.text=pydocs-train", "calibration.samples=2",
-           "calibration.seqlen=32", "logger=none", "tuning.steps=2", "tuning.trains=scales"]  # fmt: skip
+           "calibration.seqlen=32", "logger=none", "tuning.steps=2", "tuning.trains=scales",
+           "tuning.samples=2"]  # fmt: skip
     outcome = command(*row, "evaluate=[weight_error]")
     assert outcome.code == 0, outcome.err
     (record,) = command.records().values()
     assert record["provenance"]["identity"]["components"]["tuning/scales"] == 1
-    assert record["run"]["tuning"]["trains"] == "scales"
+    assert record["run"]["tuning"].items() >= {"trains": "scales", "samples": 2}.items()
     outcome = command(*row, "evaluate=[model_size]")
     assert outcome.code == 0, outcome.err
     first, later = (record["facts"]["tuning"] for record in command.records().values())

@@ -111,8 +111,8 @@ class Tuning:
         block_steps: number of training steps of each block against its full-precision outputs, before those of the
             whole model; 0: none.
         block_learning_rate: peak learning rate of the block-wise steps.
-        samples: number of windows to train on that the method does not calibrate on; null: the method's own, which its
-            codes fit better than any others, so that a loss on them says little.
+        samples: number of windows, the last ones, that are trained on and that the method does not calibrate on; null:
+            the method's own.
 
     Raises:
         LutlabError: a value is out of range, or there are no steps at all.

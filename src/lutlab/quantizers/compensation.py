@@ -298,7 +298,7 @@ class Compensating(Calibrated):
     """Options of every method that compensates errors, whatever the order of its columns.
 
     Attributes:
-        damp: damping: this share of the Hessian's mean diagonal is added to its diagonal.
+        damp: damping: this share of the Hessian's mean diagonal is added to its diagonal, for a target too.
         block_size: largest number of columns processed before the remaining ones are updated; it affects speed only.
         inputs: model whose activations the Hessian H is computed from: as quantized so far, or in full precision.
         true_sequential: true: a layer sees the layers before it in its block quantized; needs inputs=quantized.

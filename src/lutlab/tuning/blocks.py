@@ -38,16 +38,14 @@ from lutlab.base.tensors import BCQTensor, UniformTensor
 from lutlab.compress.calibrate import BATCH_TOKENS, BlockInputs, Call, capture
 from lutlab.compress.kept_blocks import TuningStore, content_sha256
 from lutlab.formats import pack
-from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.contract import Format
-from lutlab.formats.uniform import PackedUniform
 from lutlab.models import fits
 from lutlab.models.families import decoder_blocks, family_of, linear_layers, weight_of
 from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import HELD_OUT
-from lutlab.tuning.scales import ScaledLinear, Stored, check_coded, first_order
+from lutlab.tuning.scales import Coded, ScaledLinear, Stored, check_coded, first_order
 
 # Bytes a weight while its block is trained: where the latent weight began, its move, gradient, two moments of Adam's
 # and the best move in float32, the decoded weight; the code, where it lies among codewords (int64), the packed one.
@@ -285,10 +283,7 @@ class CodedLinear(ScaledLinear):
 
     def rounded(self) -> Stored:
         """The weight as it would be stored now: of the same layout."""
-        tensor = self._chosen()[0]
-        if isinstance(tensor, BCQTensor):
-            return self.stored(PackedBCQ.pack(tensor))
-        return self.stored(PackedUniform.pack(tensor))
+        return self.stored(cast("Coded", pack(self._chosen()[0])))
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The moves, by name."""
