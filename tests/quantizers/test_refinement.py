@@ -18,6 +18,12 @@ from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.hessian_bcq import HessianBCQ
 
 METHOD = st.sampled_from([HessianBCQ, GPTQ])
+DAMP = st.sampled_from([0.0, 1.0])
+
+
+def damped(hessian, damp):
+    hessian = hessian.double()
+    return hessian + damp * hessian.diagonal().mean() * torch.eye(len(hessian))
 
 
 @given(
@@ -25,10 +31,10 @@ METHOD = st.sampled_from([HessianBCQ, GPTQ])
     in_features=st.sampled_from([1, 8, 45, 150]), tokens=st.sampled_from([3, 40, 500]), dead=st.integers(0, 3),
     outlier=st.sampled_from([1.0, 1e3]), size=st.sampled_from([1e-2, 1.0, 300.0]),
     order=st.fixed_dictionaries({"act_order": st.booleans(), "static_groups": st.booleans()}),
-    seed=st.integers(0, 2**31),
+    damp=DAMP, seed=st.integers(0, 2**31),
 )  # fmt: skip
 def test_no_rows_error_ever_rises(
-    method, q, g, rows, in_features, tokens, dead, outlier, size, order, seed
+    method, q, g, rows, in_features, tokens, dead, outlier, size, order, damp, seed
 ):
     weight = size * drawn(rows, in_features, seed=seed)
     scale = torch.ones(in_features)
@@ -38,8 +44,8 @@ def test_no_rows_error_ever_rises(
     ways += [{"sweeps": 1, "joint": True}] if method is HessianBCQ else []
     errors, terms = [], []
     for way in ways:
-        tensor = quantize(method(**way, **order), weight, q, g, hessian)
-        left, h = weight.double() * (scale > 0) - exact(tensor), hessian.double()
+        tensor = quantize(method(**way, **order, sweep_damp=damp), weight, q, g, hessian)
+        left, h = weight.double() * (scale > 0) - exact(tensor), damped(hessian, damp)
         errors.append(((left @ h) * left).sum(1))
         terms.append(((left.abs() @ h.abs()) * left.abs()).sum(1))
     for before, after in ((0, 1), (1, 2), (1, 3))[: len(ways) - 1]:
@@ -77,13 +83,14 @@ def uniform(q):
 
 
 @settings(max_examples=6)
-@given(METHOD, st.integers(1, 3), st.sampled_from([-1, 8, 16]), st.integers(1, 2), st.integers(0, 2**31))  # fmt: skip
-def test_errors_are_those_of_the_equations(method, q, g, sweeps, seed):
+@given(METHOD, st.integers(1, 3), st.sampled_from([-1, 8, 16]), st.integers(1, 2), DAMP, st.integers(0))  # fmt: skip
+def test_errors_are_those_of_the_equations(method, q, g, sweeps, damp, seed):
     """In most rows equal; a row that parts from the naive one at a tie or at float32's last bit ends near it."""
     weight, hessian = drawn(4, 24, seed=seed), correlated(24, seed)
-    one = {"starts": "fitted"} if method is HessianBCQ else {}
+    one = {"sweep_damp": damp} | ({"starts": "fitted"} if method is HessianBCQ else {})
     start, refined = (quantize(method(sweeps=n, **one), weight, q, g, hessian) for n in (0, sweeps))
-    ours, h = row_errors(weight, refined, hessian), hessian.double()
+    h = damped(hessian, damp)
+    ours = row_errors(weight, refined, h)
     words, fitted = (binary if method is HessianBCQ else uniform)(q)
     naive, length = [], 24 if g == -1 else g
     for row, w in enumerate(weight.double()):

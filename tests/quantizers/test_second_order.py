@@ -117,6 +117,7 @@ def test_scales_lie_on_their_grids_and_a_sweep_on_them_errs_less(options):
 
 def test_hessian_uniform_is_gptq_with_these_options():
     options = {"sweeps": 3, "true_sequential": True, "target": "stream", "first_token": 50.0}
+    options |= {"damp": 1.0, "sweep_damp": 1.0}
     ours, gptq = make_method("hessian_uniform"), make_method("gptq", scale_bits=4, **options)
     assert vars(ours) == vars(gptq)
     weight, hessian = drawn(8, 64), correlated(64)

@@ -119,9 +119,10 @@ class Key:
 
     def or_as(self, other: Key) -> Key:
         """The field of one of two classes: what either takes."""
-        same, alike = self.default == other.default, self._kind is other._kind
+        alike = self._kind is other._kind
         either = self.annotation | other.annotation if alike else Any  # the class refuses
-        return Key(self.name, either, *((self.default, self.about) if same else (MISSING, "")))
+        default = self.default if self.default == other.default else MISSING
+        return Key(self.name, either, default, self.about if self.about == other.about else "")
 
     def _limit(self, value: Any) -> None:
         for limit in _added(self.annotation):

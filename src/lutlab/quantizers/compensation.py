@@ -41,6 +41,7 @@ from lutlab.quantizers.contract import Calibrated, finite
 from lutlab.quantizers.one_thread import one_thread
 
 log = logging.getLogger(__name__)
+Damp = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # Where H is not positive definite in float32, damping is raised by this factor until it is, from at least FIRST_DAMP.
 RAISE, FIRST_DAMP = 10.0, 1e-4
@@ -308,7 +309,7 @@ class Compensating(Calibrated):
             other token being 1; more than 1 needs inputs=quantized. Later tokens attend to the first one most.
     """
 
-    damp: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    damp: Damp = 0.01
     block_size: Count = 128
     inputs: Literal["full", "quantized"] = "quantized"
     true_sequential: bool = False

@@ -24,7 +24,7 @@ from lutlab.base.limits import CountFrom0
 from lutlab.base.registry import register
 from lutlab.base.tensors import UniformSecondOrderTensor, UniformTensor
 from lutlab.quantizers.coefficient_grids import CodeBits, Grids, take_bits
-from lutlab.quantizers.compensation import Compensated, Factored, checked, compensate
+from lutlab.quantizers.compensation import Compensated, Damp, Factored, checked, compensate
 from lutlab.quantizers.grid import SMALLEST, Grid, Rule, ScaleDtype
 from lutlab.quantizers.refinement import refined, solved
 
@@ -39,6 +39,7 @@ class GPTQ(Compensated):
         scale_dtype: dtype of stored scales.
         sweeps: passes after GPTQ; each fits scale, zero point and codes of all groups to the layer's outputs. 0: plain
             GPTQ.
+        sweep_damp: damping of the Hessian in the sweeps, as damp is before them; 0: they lower the outputs' own error.
         symmetric: true: the zero point of every group is 2^(q-1), also after sweeps.
         scale_bits: bits of a stored scale; below 16 integers on a grid a row, whose 24 bits count too.
     """
@@ -49,6 +50,7 @@ class GPTQ(Compensated):
     variant: Rule = "gptq"
     scale_dtype: ScaleDtype = "fp16"
     sweeps: CountFrom0 = 0
+    sweep_damp: Damp = 0.0
     symmetric: bool = False
     scale_bits: CodeBits = 16
 
@@ -63,12 +65,13 @@ class GPTQ(Compensated):
         weight, q = checked(weight, q, g)
         grids = _Grids(weight, q, g, Grid(self.variant, self.scale_dtype, self.symmetric))
         codes, order = compensate(weight, g, prepared, grids, self.block_size, self.static_groups)
+        damp = self.sweep_damp
         if self.sweeps:
-            codes = refined(weight, codes, order, grids.at, prepared, g, self.sweeps)
+            codes = refined(weight, codes, order, grids.at, prepared, g, self.sweeps, damp=damp)
         if self.scale_bits == 16:
             return UniformTensor(codes, *grids.stored(), q, g, order)
         of_scales = grids.move_to_grids(self.scale_bits)
-        codes = refined(weight, codes, order, grids.at, prepared, g, sweeps=1)
+        codes = refined(weight, codes, order, grids.at, prepared, g, sweeps=1, damp=damp)
         scale, zero = grids.stored()
         code, few = of_scales.codes(scale.unsqueeze(0)), (of_scales.step, of_scales.zero)
         return UniformSecondOrderTensor(codes, code, *few, zero, q, g, self.scale_bits, order)

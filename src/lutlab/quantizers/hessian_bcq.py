@@ -34,7 +34,7 @@ from lutlab.base.limits import CountFrom0
 from lutlab.base.registry import register
 from lutlab.base.tensors import BCQTensor, SecondOrderTensor, UniformTensor
 from lutlab.quantizers.coefficient_grids import Grids, on_grids
-from lutlab.quantizers.compensation import Compensated, Factored
+from lutlab.quantizers.compensation import Compensated, Damp, Factored
 from lutlab.quantizers.gptq import GPTQ
 from lutlab.quantizers.gptq_bcq import GPTQBCQ, Codewords
 from lutlab.quantizers.refinement import refined, solved
@@ -53,6 +53,7 @@ class HessianBCQ(GPTQBCQ):
     Attributes:
         sweeps: passes over all groups; each fits coefficients and codes to the layer's outputs. Two passes bring most
             of the gain.
+        sweep_damp: damping of the Hessian in the sweeps, as damp is before them; 0: they lower the outputs' own error.
         starts: starting points of the sweeps: fitted, coefficients fitted to the weights; best, GPTQ's grid as well,
             in twice the time. Without an offset binary codes hold no such grid, and there is one start.
         joint: true: all coefficients of a row are fitted together at the end; it helps small groups.
@@ -65,6 +66,7 @@ class HessianBCQ(GPTQBCQ):
     target: Literal["weights", "outputs", "stream"] = "stream"
     first_token: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 50.0
     sweeps: CountFrom0 = 2
+    sweep_damp: Damp = 0.0
     starts: Literal["fitted", "best"] = "best"
     joint: bool = False
 
@@ -112,7 +114,10 @@ class HessianBCQ(GPTQBCQ):
             return _Books(alpha[:, rows], None if offset is None else offset[rows], grids=some)
 
         sweeps, joint = (self.sweeps, self.joint) if grids is None else (1, False)
-        codes = refined(weight, start.codes, start.order, books, prepared, g, sweeps, joint, errors)
+        codes = refined(
+            *(weight, start.codes, start.order, books, prepared, g, sweeps, joint, errors),
+            damp=self.sweep_damp,
+        )
         return replace(start, codes=codes if grids else _canonical(codes, alpha, g))
 
 

@@ -10,8 +10,9 @@ it. The sums behind a fall are of |E| |H| |E|, millions of times E H E^T where i
 that a sweep has lowered by next to nothing is looked at again in float64, and taken back if it rose.
 
 Least squares in H and coordinate descent on codes are those of LNQ (Kim et al., "GuidedQuant", ICML 2025), there with a
-free code book a row. H is not damped here, so that the error is that of the outputs; least squares leave directions
-that no input has alone, and a column that no input reaches is rounded to 0.
+free code book a row. H is not damped here of its own accord, so that the error is that of the outputs; least squares
+leave directions that no input has alone, and a column that no input reaches is rounded to 0. Damped as for GPTQ, it is
+the error on other text that falls: H of few windows knows directions that the next text does not have.
 
 A sweep takes 2 N K^2 operations for H E, and (2 q + 3) N K g for what happens within groups: with one group a row, some
 q + 3 times as many. Rows do not know of each other: they are taken in blocks of BLOCK_FLOATS, so that at K = 11008 what
@@ -81,6 +82,7 @@ def refined(
     sweeps: int,
     joint: bool = False,
     errors: torch.Tensor | None = None,
+    damp: float = 0.0,
 ) -> torch.Tensor:
     """Codes [N, K] uint8 after some sweeps; the coefficients are changed in place with them.
 
@@ -94,8 +96,12 @@ def refined(
         sweeps: passes over all groups.
         joint: end with all coefficients of a row at once; the books are JointBooks then.
         errors: [N] float64, to be set to E H E^T of each row; None: nobody asks.
+        damp: ridge of H here, in means of its diagonal.
     """
     weight, hessian, out = weight.detach().float(), factored.hessian, torch.empty_like(codes)
+    if damp:
+        hessian = hessian.clone()
+        hessian.diagonal().add_(damp * float(hessian.diagonal().mean(dtype=torch.float64)))
     if order is not None:
         hessian = hessian.index_select(0, order).index_select(1, order)
     length = group_length(g, len(hessian))
