@@ -38,6 +38,7 @@ from tools.published_list import PUBLISHED
 
 FIGURES = Path("docs") / "figures"
 MACHINE = PUBLISHED / "amd-epyc-avx2-2cores"
+ZEN_3 = PUBLISHED / "amd-epyc-25-1-avx2-2cores"
 AVX512 = PUBLISHED / "amd-epyc-25-17-avx512-2cores"
 INTEL = PUBLISHED / "intel-xeon-processor-6-167-avx512-2cores"
 
@@ -75,22 +76,17 @@ def two_bits() -> Figure:
 
 def real_model() -> Figure:
     """KL divergence along stored bits of a real model whose layers are all quantized, llama.cpp's types beside ours."""
-    cells = lutlab.results(MACHINE)
-    variants = ["real-data-first4", "real-data-first4-samples-32"]  # the same calibration
-    chosen = (cells["artifact"] == "gguf_types") & cells["variant"].isin(variants)
-    chosen &= cells["row"].str.contains("/all/")
+    cells = lutlab.results(ZEN_3)
+    chosen = (cells["artifact"] == "gguf_types") & cells["row"].str.contains("/all/")
+    chosen &= cells["variant"] == "real-data-first8-samples-32"
     rows = cells[chosen & (cells["metric"] == "kld_mean_nats") & (cells["method"] != "none")]
-    # of hessian_bcq q=3 g=64 the second has the newer version
-    rows = rows.sort_values("variant").drop_duplicates("row", keep="last")
     rows = rows[rows["measured"] < _USEFUL_NATS]
     series = {
         "llama.cpp, importance matrix": rows["method"] == "ggml_imatrix",
-        "llama.cpp": rows["method"] == "ggml",
-        "GPTQ, swept (ours)": (rows["method"] == "gptq") & (rows["method.sweeps"] > 0),
-        "GPTQ": (rows["method"] == "gptq") & (rows["method.sweeps"] == 0),
-        "binary codes": rows["method"].isin(["gptq_bcq", "hessian_bcq"]),
+        "hessian_uniform (ours)": rows["method"] == "hessian_uniform",
+        "GPTQ, swept (ours)": rows["method"] == "gptq",
+        "hessian_bcq, binary codes (ours)": rows["method"] == "hessian_bcq",
         "round to nearest": rows["method"] == "rtn",
-        "widths by group": rows["method"] == "group_widths",
     }
     drawing = Figure(figsize=(7.2, 3.6), layout="constrained")
     axis = drawing.subplots()
