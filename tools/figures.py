@@ -107,6 +107,8 @@ def real_model() -> Figure:
         ylabel="KL divergence (nats a token)",
     )
     axis.yaxis.set_major_formatter("{x:g}")
+    axis.set_yticks([0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5])
+    axis.minorticks_off()
     axis.legend(frameon=False, fontsize=8)
     return drawing
 
