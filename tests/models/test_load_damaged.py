@@ -56,6 +56,22 @@ def test_damaged_file(folder, name):
         refused(message, loaded, folder)
 
 
+@pytest.mark.parametrize(("name", "fields"), [
+    ("config.json", {"dtype": "x"}), ("config.json", {"dtype": []}),
+    ("tokenizer_config.json", {"model_max_length": "x"}),
+    ("tokenizer.json", {"post_processor": {  # Rust panics: the template's token is not in the list behind it
+        "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+        "pair": [], "special_tokens": {}}}),
+])  # fmt: skip
+def test_a_value_that_is_none(folder, name, fields):
+    change_config(folder, name, **fields)
+    refused(
+        "cannot read the tokenizer .*" if "tokenizer" in name else r"cannot read .*config\.json",
+        loaded,
+        folder,
+    )
+
+
 def test_only_pickled_weights_are_never_read(folder):
     (folder / "model.safetensors").unlink()
     torch.save(make("opt").state_dict(), folder / "pytorch_model.bin")

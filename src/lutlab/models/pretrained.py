@@ -30,6 +30,8 @@ from lutlab.base.lazy import (
 log = logging.getLogger(__name__)
 
 _ATTENTION = (None, "eager", "sdpa")  # computed by torch itself
+# What transformers raises, beside ValueError, over a value of another type than it expects.
+_OF_A_VALUE = (TypeError, LookupError, AttributeError, RecursionError)
 _KERNEL_KEYS = (
     "attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation",
 )  # fmt: skip
@@ -54,8 +56,8 @@ def config_of(folder: Path) -> PreTrainedConfig:
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except StrictDataclassError as error:  # of a value of another type, and no ValueError
-        raise ValueError(str(error)) from error
+    except (StrictDataclassError, *_OF_A_VALUE) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     # from_config asks for it, and a model saved again has no such code beside it
     vars(config).pop("auto_map", None)
     return config
@@ -81,7 +83,7 @@ def model_of(model_class: Any, folder: Path, **how: Any) -> tuple[PreTrainedMode
             output_loading_info=True,
             **how,
         )
-    except (TypeError, KeyError, AttributeError, RecursionError) as error:
+    except _OF_A_VALUE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
@@ -93,9 +95,16 @@ def tokenizer_of(source: str | Path, *, local: bool = True) -> PreTrainedTokeniz
     """
     if Path(source).is_dir():
         check_folder(Path(source))
-    return transformers.AutoTokenizer.from_pretrained(
-        source, local_files_only=local, trust_remote_code=False
-    )
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            source, local_files_only=local, trust_remote_code=False
+        )
+        tokenizer("a")  # some values are looked at only when a text is there
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # of Rust, and no Exception
+            raise ValueError(f"{error}") from error
+        raise
+    return tokenizer
 
 
 def generation_config_of(folder: Path) -> transformers.GenerationConfig | None:
@@ -109,7 +118,7 @@ def generation_config_of(folder: Path) -> transformers.GenerationConfig | None:
         return None
     try:
         return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, *_OF_A_VALUE) as error:
         raise LutlabError(f"{path} is damaged ({error}): fetch it again") from error
 
 
