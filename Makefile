@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Of versions: pyproject.toml's requires-python, as a marker.
 PYTHONS = python_full_version >= '3.11' and python_full_version < '3.15'
 
-.PHONY: help env lint format versions lock test test-newest test-all test-isa test-peers test-gpu installed release table bench report dashboard publish notebooks docs gpu-report
+.PHONY: help env lint format versions lock test test-newest test-all test-random test-isa test-peers test-gpu installed release table bench report dashboard publish notebooks docs gpu-report
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ test-newest: env ## the README's tests with the newest versions, whatever the lo
 
 test-all: env ## those and the slow ones: the site, notebooks, launchers, kills, published runs
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not gpu"
+
+test-random: env ## those that draw their examples, with other ones in each run (minutes)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile random -m "hypothesis and not gpu"
 
 test-isa: env ## those of CPU kernels by the other instruction set: AVX-512 by SIMDe (libsimde-dev), or AVX2 beside AVX-512
 	tests/other_isa.sh $(BIN)/python
