@@ -21,9 +21,11 @@ from lutlab.models.shape import shape_of
 INDEX = "model.safetensors.index.json"
 BOTH = (False, True)
 LOST = r"no model in folder .*expected config\.json"
+TOKENIZER = "cannot read the tokenizer .*fetch its files again"
 DAMAGED = {
     "config.json": (["{", "[]", "{}", '{"model_type": 3}', ""], r"cannot read .*config\.json|no family of models '3'"),
-    "tokenizer.json": (["{", "{}"], "cannot read the tokenizer .*fetch its files again"),
+    "tokenizer.json": (["{", "{}"], TOKENIZER),
+    "tokenizer_config.json": (["{"], TOKENIZER),
     INDEX: (["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', "[" * 100_000],
             r"index\.json is damaged .*fetch it again"),
 }  # fmt: skip
@@ -63,13 +65,9 @@ def test_damaged_file(folder, name):
         "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
         "pair": [], "special_tokens": {}}}),
 ])  # fmt: skip
-def test_a_value_that_is_none(folder, name, fields):
+def test_a_value_of_a_wrong_type(folder, name, fields):
     change_config(folder, name, **fields)
-    refused(
-        "cannot read the tokenizer .*" if "tokenizer" in name else r"cannot read .*config\.json",
-        loaded,
-        folder,
-    )
+    refused(DAMAGED[name][1], loaded, folder)
 
 
 def test_only_pickled_weights_are_never_read(folder):

@@ -15,6 +15,8 @@ OTHER_NAMES = dict.fromkeys(
     ("bits", "wbits", "w_bits", "w_bit", "nbits", "n_bits", "num_bits"), "q"
 )
 OTHER_NAMES |= dict.fromkeys(("group_size", "groupsize", "q_group_size", "group"), "g")
+# What a reader raises, beside ValueError, over content of another type or a deeper nesting than it expects.
+WRONG_TYPE = (LookupError, TypeError, AttributeError, RecursionError)
 _Called = TypeVar("_Called", bound=Callable[..., Any])
 _SHOWN = 40  # names in a message: a figure of many rows would fill the screen
 _LONGEST = 240  # characters of one among several mistakes

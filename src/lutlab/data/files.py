@@ -21,14 +21,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from lutlab.base.errors import LutlabError
+from lutlab.base.errors import WRONG_TYPE, LutlabError
 
 _FETCH = "it is truncated, damaged or of another format: delete it and fetch it again, see docs/data-layout.md"
 _MEND = "mend it with `dos2unix`, or delete it and fetch it again, see docs/data-layout.md"
 # of a row that is not what it should be, json's and str.decode's among them; a file can fail in more ways
-_ROW_ERRORS = (
-    ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError,
-)  # fmt: skip
+_ROW_ERRORS = (ValueError, OverflowError, *WRONG_TYPE)
 _FILE_ERRORS = (OSError, EOFError, MemoryError, zlib.error, *_ROW_ERRORS)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from lutlab.base import sources
-from lutlab.base.errors import LutlabError
+from lutlab.base.errors import WRONG_TYPE, LutlabError
 from lutlab.base.kept.files import check_sums
 from lutlab.base.lazy import torch
 
@@ -109,7 +109,7 @@ def _shards(index: Path) -> list[str]:
         if not named:
             raise ValueError("weight_map is empty")
         shards = sorted({PurePath(name) for name in named})
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, *WRONG_TYPE) as error:
         raise LutlabError(
             f"{index} is damaged ({type(error).__name__}: {error}): fetch it again"
         ) from error

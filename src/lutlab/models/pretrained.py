@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lutlab.base.errors import LutlabError
+from lutlab.base.errors import WRONG_TYPE, LutlabError
 from lutlab.base.lazy import (
     PreTrainedConfig,
     PreTrainedModel,
@@ -30,8 +30,6 @@ from lutlab.base.lazy import (
 log = logging.getLogger(__name__)
 
 _ATTENTION = (None, "eager", "sdpa")  # computed by torch itself
-# What transformers raises, beside ValueError, over a value of another type than it expects.
-_OF_A_VALUE = (TypeError, LookupError, AttributeError, RecursionError)
 _KERNEL_KEYS = (
     "attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation",
 )  # fmt: skip
@@ -56,7 +54,7 @@ def config_of(folder: Path) -> PreTrainedConfig:
         config = transformers.AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (StrictDataclassError, *_OF_A_VALUE) as error:
+    except (StrictDataclassError, *WRONG_TYPE) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     # from_config asks for it, and a model saved again has no such code beside it
     vars(config).pop("auto_map", None)
@@ -83,7 +81,7 @@ def model_of(model_class: Any, folder: Path, **how: Any) -> tuple[PreTrainedMode
             output_loading_info=True,
             **how,
         )
-    except _OF_A_VALUE as error:
+    except WRONG_TYPE as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
@@ -118,7 +116,7 @@ def generation_config_of(folder: Path) -> transformers.GenerationConfig | None:
         return None
     try:
         return transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, *_OF_A_VALUE) as error:
+    except (OSError, ValueError, *WRONG_TYPE) as error:
         raise LutlabError(f"{path} is damaged ({error}): fetch it again") from error
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab.base.errors import LutlabError
+from lutlab.base.errors import WRONG_TYPE, LutlabError
 from lutlab.base.lazy import torch
 from lutlab.base.specs import ModelSpec
 from lutlab.gguf.config import outline_of
@@ -162,7 +162,7 @@ def _header(path: Path) -> dict[str, tuple[int, ...]]:
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         return {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, *WRONG_TYPE) as error:
         raise LutlabError(
             f"cannot read {path} ({type(error).__name__}: {error}): the file is damaged or truncated, fetch it again"
         ) from error

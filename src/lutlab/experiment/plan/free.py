@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lutlab.base import registry
-from lutlab.base.errors import LutlabError
+from lutlab.base.errors import WRONG_TYPE, LutlabError
 from lutlab.base.fields import defaults, spelled
 from lutlab.base.kept.files import set_aside, write_atomically
 from lutlab.base.specs import ModelRun, RunSpec
@@ -98,7 +98,7 @@ def _marked(mark: Path) -> tuple[str, str] | None:
     try:
         marked = json.loads(mark.read_text(encoding="utf-8"))
         return marked["id"], marked["command"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, *WRONG_TYPE) as error:
         log.warning(
             "%s is damaged (%s): set aside as %s; it and its report are written again",
             mark,

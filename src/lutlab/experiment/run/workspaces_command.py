@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lutlab.base.errors import LutlabError
+from lutlab.base.errors import WRONG_TYPE, LutlabError
 from lutlab.base.kept.files import set_aside, write_atomically
 from lutlab.experiment.artifact.catalog import artifacts, program, short_name
 from lutlab.experiment.artifact.outcome import ResultTable
@@ -141,7 +141,7 @@ def _known(results: Path) -> dict[str, dict[str, dict[str, str]]]:
         ids = [page["id"] for pages in known.values() for page in pages.values()]
         if not all(isinstance(page_id, str) for page_id in ids):
             raise TypeError(f"ids {ids}")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, *WRONG_TYPE) as error:
         log.warning(
             "%s is damaged (%s): set aside as %s; pages that it named stay on the server, and new ones are made",
             path,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lutlab.base.errors import LutlabError
+from lutlab.base.errors import WRONG_TYPE, LutlabError
 from lutlab.base.kept.files import Damaged, write_atomically
 
 LINES = "records.jsonl"
@@ -74,7 +74,7 @@ def decode(text: str) -> Record:
         identity = record.provenance.get("identity")
     except Damaged:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, *WRONG_TYPE) as error:
         raise Damaged("it is not the JSON of a record") from error
     if identity is not None and content_id(identity) != record.cell_id:
         raise Damaged(f"its id {record.cell_id} is not that of its provenance.identity")
