@@ -125,7 +125,9 @@ def _maker(name: str) -> Callable[[], Any] | None:
         "driver": _driver,
         "search": _search,
         "tuning": lambda: [_tuned("mixed_2_4_16", loss=loss) for loss in get_args(Loss)],
-        "tuning/scales": lambda: [_tuned(name, trains="scales") for name in ("rtn", "gptq_bcq")],
+        "tuning/scales": lambda: [
+            _tuned(name, trains="scales", learning_rate=1e-3) for name in ("rtn", "gptq_bcq")
+        ],
         "tuning/blocks": lambda: [
             _tuned(name, steps=0, block_steps=2) for name in ("rtn", "gptq_bcq")
         ],

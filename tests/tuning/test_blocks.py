@@ -21,7 +21,7 @@ from lutlab.tuning.blocks import CodedLinear, tune_blocks
 from lutlab.tuning.losses import HELD_OUT
 
 WINDOWS = windows()
-PACE = lutlab.Tuning(block_steps=8, block_learning_rate=0.03, batch=2)
+PACE = lutlab.Tuning(block_steps=8, block_learning_rate=0.12, batch=2)
 
 
 @settings(max_examples=20)
@@ -39,9 +39,10 @@ def test_a_coded_layer_is_the_naive_one(uniform, on_grids, q, g, ordered, seed):
         layer = CodedLinear(pack(coded(6, 20, q, g, not uniform, shift, **options)), None)
     tensor = layer.packed.unpack()
     assert torch.equal(layer.weight(), layer.packed.dequantize()), "step 0 is the layer as it came"
+    units = layer.units()
     with torch.no_grad():
-        for move in layer.moves.values():
-            move.copy_(0.3 * torch.randn(move.shape, generator=draw))
+        for name, parameter in layer.trained().items():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=draw) * units[name])
     x, wanted = torch.eye(20), torch.randn(20, 6, generator=draw)
     (layer(x) * wanted).sum().backward()
     packed = layer.rounded()
@@ -49,13 +50,14 @@ def test_a_coded_layer_is_the_naive_one(uniform, on_grids, q, g, ordered, seed):
     assert torch.equal(layer(x).T, packed.dequantize())
 
     first = packed.first_order() if on_grids else packed
-    now, unit = first.unpack(), words_of(tensor).std(2, correction=0)
+    now, deviation = first.unpack(), words_of(tensor).std(2, correction=0)
+    for name, unit in units.items():
+        expected = (tensor.scale.abs() if name == "scale" else deviation) / 2**q
+        torch.testing.assert_close(unit.view(expected.shape).double(), expected.double())
     group = torch.arange(20) // (20 if g == -1 else g)
-    moves = {n: m.detach().double().requires_grad_() for n, m in layer.moves.items()}
-    latent = layer.latent.double() + unit.unsqueeze(2) * moves["latent"]
-    latent = latent.flatten(1)[:, :20]
-    began = {n: getattr(tensor, n).double() for n in layer.scales}
-    words = words_of(now, **{n: b + (b if uniform else unit) * moves[n] for n, b in began.items()})
+    trained = {n: p.detach().double().requires_grad_() for n, p in layer.trained().items()}
+    latent = trained["latent"].flatten(1)[:, :20]
+    words = words_of(now, **{name: trained[name] for name in layer.scales})
     chosen = words[:, group].gather(2, now.codes.long().unsqueeze(2)).squeeze(2)
     distance = (words_of(now)[:, group] - latent.unsqueeze(2)).abs()
     taken = distance.gather(2, now.codes.long().unsqueeze(2)).squeeze(2)
@@ -63,9 +65,9 @@ def test_a_coded_layer_is_the_naive_one(uniform, on_grids, q, g, ordered, seed):
     weight = chosen + latent - latent.detach()
     channels = slice(None) if tensor.order is None else tensor.order.long()
     (weight * wanted.T[:, channels]).sum().backward()
-    for name, move in moves.items():
-        ours = layer.moves[name].grad.double()
-        torch.testing.assert_close(ours, move.grad, rtol=1e-4, atol=1e-4)
+    for name, parameter in trained.items():
+        ours = layer.trained()[name].grad.double()
+        torch.testing.assert_close(ours, parameter.grad, rtol=1e-4, atol=1e-4)
 
 
 def words_of(tensor, **scales):

@@ -70,6 +70,17 @@ def test_every_sample_is_read_before_one_is_read_again():
     assert order[:7] != order[7:14]
 
 
+def test_a_rate_counts_in_units():
+    def fitted(scale, **options):
+        x = nn.Parameter(scale * torch.linspace(1, 2, 4))
+        fit("toy", {"x": x}, lambda _: (x / scale).square().sum(), 7, PACE, **options)
+        return x.detach() / scale
+
+    plain, small = fitted(1.0), 2.0**-20
+    torch.testing.assert_close(fitted(small, units={"x": torch.tensor(small)}), plain)
+    assert (fitted(small) < 0).all(), "without it, such a parameter leaps"
+
+
 def test_the_best_stays_and_what_diverges_says_so(caplog):
     toy = Toy(broken_at=9)
     curve = toy.fit()

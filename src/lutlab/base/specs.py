@@ -26,6 +26,9 @@ Loss = Literal["labels", "distribution"]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 Window = Annotated[int, Field(ge=2)]  # tokens
 _TUNING_OF_BEFORE = 5  # fields of the first Tuning, of which published records say all
+# Of 1e-3, 2e-3 and 4e-3 for 100 steps, the first had the least held-out loss on opt-embedded-m and llama-embedded-m;
+# the last never improved them.
+_RATE_OF_WEIGHTS = 1e-3
 MNLI_LABELS = ("entailment", "neutral", "contradiction")  # as GLUE numbers them
 
 
@@ -102,7 +105,8 @@ class Tuning:
 
     Attributes:
         steps: number of training steps of the whole model; 0: none.
-        learning_rate: peak learning rate of the end-to-end steps.
+        learning_rate: peak learning rate of the end-to-end steps; null: 1e-3 of weights, and of scales 0.04 times what
+            their group's rounding errs by.
         batch: number of calibration windows of a step.
         loss: target of training: labels, the text's next token; distribution, the full-precision model's probabilities.
         seed: seed of the order of calibration windows.
@@ -110,35 +114,41 @@ class Tuning:
         weight_decay: weight decay of the optimizer, AdamW.
         block_steps: number of training steps of each block against its full-precision outputs, before those of the
             whole model; 0: none.
-        block_learning_rate: peak learning rate of the block-wise steps.
-        samples: number of windows, the last ones, that are trained on and that the method does not calibrate on; null:
-            the method's own.
+        block_learning_rate: peak learning rate of the block-wise steps, times what a group's rounding errs by.
+        samples: number of windows that are trained on and that the method does not see, drawn behind its own (of those
+            that are given, the last ones); null: the method's own.
 
     Raises:
         LutlabError: a value is out of range, or there are no steps at all.
     """
 
     steps: CountFrom0 = 0
-    # Of weights and 1e-3, 2e-3 and 4e-3 for 100 steps, the first had the least held-out loss on opt-embedded-m and
-    # llama-embedded-m; the last never improved them.
-    learning_rate: Rate = 1e-3
+    learning_rate: Rate | None = None
     batch: Count = 8
     loss: Loss = "distribution"
     seed: Annotated[int, a_seed] = 0
     trains: Literal["weights", "scales"] = "weights"
     weight_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     block_steps: CountFrom0 = 0
-    # A move of 1 is the deviation of a group's codewords. At 3e-2 the held-out error of a block of opt-embedded-s rose,
-    # whose codes coordinate descent had found.
-    block_learning_rate: Rate = 1e-2
+    # At 0.12 and q=2 the held-out error of a block of opt-embedded-s rose, whose codes coordinate descent had found.
+    block_learning_rate: Rate = 0.04
     samples: Count | None = None
 
     def __post_init__(self) -> None:
         check(self, "tuning.")
+        if self.trains == "weights" and self.learning_rate == _RATE_OF_WEIGHTS:
+            object.__setattr__(self, "learning_rate", None)  # one spelling: ids leave defaults out
         if not self.steps and not self.block_steps:
             raise LutlabError(
                 "tuning.steps=0 and tuning.block_steps=0: give one of them, or drop tuning"
             )
+
+    @property
+    def rate(self) -> float:
+        """Peak learning rate of the end-to-end steps; of scales, where none is given, in units of tuning/scales.py."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return _RATE_OF_WEIGHTS if self.trains == "weights" else 0.04
 
     def changed(self) -> dict[str, Any]:
         """The steps, and what else is not at its default, by name."""
@@ -148,7 +158,8 @@ class Tuning:
     def recorded(self) -> dict[str, Any]:
         """Fields by name, but for later ones at their defaults, so that ids of published rows stay."""
         changed, first = self.changed(), list(defaults(Tuning))[:_TUNING_OF_BEFORE]
-        return {k: v for k, v in vars(self).items() if k in first or k in changed}
+        kept = {k: v for k, v in vars(self).items() if k in first or k in changed}
+        return kept | ({"learning_rate": self.rate} if self.trains == "weights" else {})
 
 
 @dataclass(frozen=True)

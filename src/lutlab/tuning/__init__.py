@@ -13,7 +13,7 @@ WEIGHTS_VERSION = 1
 # Raised by whoever changes the scales that scales.py finds; a change of loop.py raises it too.
 SCALES_VERSION = 1
 # Raised by whoever changes what blocks.py finds; a change of loop.py raises it too.
-BLOCKS_VERSION = 1
+BLOCKS_VERSION = 2
 # Raised by whoever changes what stages.py finds of weights that are not quantized; a change of loop.py raises it too.
 WHOLE_VERSION = 1
 # Raised by whoever changes the losses of labelled pairs, or which parameters of a classifier's head are trained.

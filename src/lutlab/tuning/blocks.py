@@ -7,11 +7,10 @@ Codes are trained straight through a latent weight V, whose nearest codeword is 
 
     W[n, k] = the codeword of row n's group nearest to V[n, k]        dL/dV = dL/dW
 
-Scales move as in scales.py. V and scales are what they began as plus a move in units of the deviation of their group's
-codewords (a uniform scale: in units of itself), so that one rate of AdamW fits every layer, width and model, and codes
-and scales alike. V begins at the stored weight, so that step 0 is the layer as it came. It does not begin at the weight
-in full precision, nor where coordinate descent would put each weight, r_k / H_kk from the stored one: both lie at or
-behind the edges of most cells, where the first steps turn many codes at once (docs/how-to/tune.md has by how much).
+Scales move as in scales.py, and V in the same unit, the rounding error of its group. V begins at the stored weight, so
+that step 0 is the layer as it came. It does not begin at the weight in full precision, nor where coordinate descent
+would put each weight, r_k / H_kk from the stored one: both lie at or behind the edges of most cells, where the first
+steps turn many codes at once (docs/how-to/tune.md has by how much).
 
 Every eighth window is held out, and of each block the state of least loss on those is kept, its first one included.
 
@@ -45,13 +44,19 @@ from lutlab.modules import QuantLinear
 from lutlab.quantizers.contract import Method
 from lutlab.tuning.loop import fit
 from lutlab.tuning.losses import HELD_OUT
-from lutlab.tuning.scales import Coded, ScaledLinear, Stored, check_coded, first_order
+from lutlab.tuning.scales import (
+    Coded,
+    ScaledLinear,
+    Stored,
+    check_coded,
+    codewords,
+    first_order,
+)
 
-# Bytes a weight while its block is trained: where the latent weight began, its move, gradient, two moments of Adam's
-# and the best move in float32, the decoded weight; the code, where it lies among codewords (int64), the packed one.
+# Bytes a weight while its block is trained: the latent weight, a copy while it moves, gradient, two moments of Adam's
+# and the best one in float32, the decoded weight; the code, where it lies among codewords (int64), the packed one.
 _BYTES_A_WEIGHT = 7 * 4 + 1 + 8 + 1
 _CURE = "give fewer or shorter calibration windows, lower tuning.batch, or take a larger device"
-_LEAST_GROUP = 8  # that a format stores
 log = logging.getLogger(__name__)
 
 
@@ -224,10 +229,11 @@ class _Run:
         before = {layer: module.rounded().unpack().codes for layer, module in layers.items()}
         curve = fit(
             name,
-            {f"{layer}.{n}": p for layer, m in layers.items() for n, p in m.trained().items()},
+            by_path({layer: module.trained() for layer, module in layers.items()}),
             lambda indices: error(self.trained[indices]),
             len(self.trained),
             self.pace,
+            units=by_path({layer: module.units() for layer, module in layers.items()}),
             held_out=held_out,
             kept=self.kept,
         )
@@ -243,13 +249,15 @@ def put_layers(module: nn.Module, layers: Mapping[str, nn.Module]) -> None:
         module.set_submodule(name, layer)
 
 
+def by_path(named: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """{layer: {name: value}} -> {layer.name: value}."""
+    return {f"{layer}.{n}": value for layer, values in named.items() for n, value in values.items()}
+
+
 def _buffers(packed: Mapping[str, Format]) -> dict[str, torch.Tensor]:
     """Stored tensors of some layers, in main memory."""
-    return {
-        f"{layer}.{name}": buffer.cpu()
-        for layer, weight in packed.items()
-        for name, buffer in weight.stored_buffers.items()
-    }
+    buffers = by_path({layer: weight.stored_buffers for layer, weight in packed.items()})
+    return {path: buffer.cpu() for path, buffer in buffers.items()}
 
 
 def _in_float32(value: Any) -> Any:
@@ -265,29 +273,26 @@ class CodedLinear(ScaledLinear):
     """A linear layer of codes and scales that can be trained.
 
     Attributes:
-        moves: parameters, all 0 at first: of each of the scales, by its name, and `latent` [N, G, g].
+        latent: parameter [N, G, g], whose nearest codewords are the weight.
     """
 
     def __init__(self, packed: Stored, bias: torch.Tensor | None) -> None:
         super().__init__(packed, bias)
-        self.scales.requires_grad_(False)
         self.tensor = self.packed.unpack()
-        deviation = codewords(self.tensor).std(2, correction=0)
-        self.units = {n: s if n == "scale" else deviation for n, s in self.scales.items()}
-        self.units["latent"] = deviation.unsqueeze(2)
-        self.latent = self._by_group(self.packed.dequantize())
-        began = {**self.scales, "latent": self.latent}
-        self.moves = nn.ParameterDict(
-            {name: nn.Parameter(torch.zeros_like(value)) for name, value in began.items()}
-        )
+        self.latent = nn.Parameter(self._by_group(self.packed.dequantize()))
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """Scales and latent weight."""
+        return super().trained() | {"latent": self.latent}
+
+    def units(self) -> dict[str, torch.Tensor]:
+        """How far each of those moves at a rate of 1, by name: [N, G], of the latent weight [N, G, 1]."""
+        deviation = codewords(self.tensor).std(2, correction=0, keepdim=True)
+        return super().units() | {"latent": deviation / 2**self.tensor.bits}
 
     def rounded(self) -> Stored:
         """The weight as it would be stored now: of the same layout."""
         return self.stored(cast("Coded", pack(self._chosen()[0])))
-
-    def trained(self) -> dict[str, nn.Parameter]:
-        """The moves, by name."""
-        return dict(self.moves)
 
     def decoded(self) -> torch.Tensor:
         """[N, K] float32, as it would be stored now."""
@@ -295,28 +300,22 @@ class CodedLinear(ScaledLinear):
 
     @torch.no_grad()
     def _chosen(self) -> tuple[BCQTensor | UniformTensor, torch.Tensor]:
-        """The moves as they are: codes and scales as stored, and the weight [N, K] float32 by input channels."""
-        moved = {name: self._moved(name, scale) for name, scale in self.scales.items()}
-        stored = first_order(self.with_scales(moved)).stored_buffers
-        scales: dict[str, Any] = {name: stored[name] for name in moved}
+        """Codes and scales as stored now, and the weight [N, K] float32 by input channels."""
+        stored = first_order(super().rounded()).stored_buffers
+        scales: dict[str, Any] = {name: stored[name] for name in self.scales}
         tensor = dataclasses.replace(self.tensor, **scales)
         words, code_of = codewords(tensor).sort(2)
         edges = (words[..., 1:] + words[..., :-1]) / 2
-        level = torch.searchsorted(edges, self._moved("latent", self.latent))
+        level = torch.searchsorted(edges, self.latent)
         self.codes = self._columns(code_of.gather(2, level)).to(torch.uint8)
         weight = self._columns(words.gather(2, level))
         if tensor.order is not None:
             weight = torch.empty_like(weight).index_copy_(1, tensor.order.long(), weight)
         return dataclasses.replace(tensor, codes=self.codes), weight
 
-    def _moved(self, name: str, began: torch.Tensor) -> torch.Tensor:
-        return torch.addcmul(began, self.units[name].to(began.dtype), self.moves[name])
-
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor]:
-        """dL/dW [N, K] -> dL/d of each of the moves."""
-        by_name = dict(zip(self.scales, super().gradients(gradient), strict=True))
-        by_name["latent"] = self._by_group(gradient)
-        return [self.units[name] * by_name[name] for name in self.moves]
+        """dL/dW [N, K] -> dL/d of each of what is trained."""
+        return [*super().gradients(gradient), self._by_group(gradient)]
 
     def _by_group(self, weight: torch.Tensor) -> torch.Tensor:
         """[N, K] by input channels -> [N, G, g] by columns."""
@@ -326,16 +325,3 @@ class CodedLinear(ScaledLinear):
     def _columns(self, grouped: torch.Tensor) -> torch.Tensor:
         """[N, G, g] -> [N, K]."""
         return grouped.flatten(1)[:, : self.packed.shape[1]]
-
-
-def codewords(tensor: BCQTensor | UniformTensor) -> torch.Tensor:
-    """The values a weight of each group can have, as its format decodes them: [N, G, 2^q] float32, by code."""
-    scale = tensor.scale if isinstance(tensor, UniformTensor) else tensor.alpha[0]
-    rows, groups = scale.shape
-    levels = 2**tensor.bits
-    length = max(levels, _LEAST_GROUP)
-    codes = torch.arange(length, device=scale.device).remainder(levels).to(torch.uint8)
-    each = dataclasses.replace(
-        tensor, codes=codes.repeat(rows, groups), group_size=length, order=None
-    )
-    return pack(each).dequantize().view(rows, groups, length)[..., :levels]

@@ -67,6 +67,7 @@ def fit(
     samples: int,
     tuning: Tuning,
     *,
+    units: Mapping[str, torch.Tensor] | None = None,
     held_out: Callable[[], float] | None = None,
     first: float | None = None,
     kept: TuningStore | None = None,
@@ -78,7 +79,8 @@ def fit(
         parameters: name -> parameter, floating point; they ask for gradients while this runs, and not afterwards.
         loss: function from indices of samples [B] int64 to their mean loss, a scalar.
         samples: number of samples.
-        tuning: options, of which steps, learning_rate, weight_decay, batch and seed are read.
+        tuning: options, of which steps, rate, weight_decay, batch and seed are read.
+        units: name -> unit of the learning rate, positive, that a parameter's shape broadcasts; 1 where there is none.
         held_out: the loss of the parameters as they are on samples that are never trained on. None: the parameters of
             the last step stay, or of a run that diverges those it began with.
         first: the held-out loss before the first step, where it is known; None: `held_out` computes it.
@@ -92,7 +94,7 @@ def fit(
     Raises:
         LutlabError: the loss is not finite before anything was trained; or the store cannot be written.
     """
-    run = _Loop(name, parameters, tuning, held_out, kept)
+    run = _Loop(name, parameters, tuning, units or {}, held_out, kept)
     run.begin(samples, first)
     began, done, steps = time.monotonic(), run.step, tuning.steps
     devices = {p.device for p in parameters.values() if p.device.type == "cuda"}
@@ -115,9 +117,9 @@ def rate(tuning: Tuning, step: int) -> float:
     """Learning rate of a step from 1: a linear warm-up, then half a cosine."""
     warm = WARM_UP * tuning.steps
     if step - 1 < warm:
-        return tuning.learning_rate * min(1.0, step / warm)
+        return tuning.rate * min(1.0, step / warm)
     share = (1 + math.cos(math.pi * (step - 1 - warm) / (tuning.steps - warm))) / 2
-    return tuning.learning_rate * share
+    return tuning.rate * share
 
 
 def batches(tuning: Tuning, samples: int) -> Iterator[torch.Tensor]:
@@ -147,14 +149,15 @@ class _Loop:
         name: str,
         parameters: Mapping[str, nn.Parameter],
         tuning: Tuning,
+        units: Mapping[str, torch.Tensor],
         held_out: Callable[[], float] | None,
         kept: TuningStore | None,
     ) -> None:
         self.name, self.parameters, self.tuning = name, parameters, tuning
-        self.held_out, self.kept = held_out, kept
+        self.units, self.held_out, self.kept = units, held_out, kept
         self.optimizers = {
             key: torch.optim.AdamW(
-                [parameter], tuning.learning_rate, BETAS, weight_decay=tuning.weight_decay
+                [parameter], tuning.rate, BETAS, weight_decay=tuning.weight_decay
             )
             for key, parameter in parameters.items()
         }
@@ -192,7 +195,7 @@ class _Loop:
         handles = []
         for key, parameter in self.parameters.items():
             parameter.requires_grad_()
-            move = functools.partial(_move, self.optimizers[key])
+            move = functools.partial(_move, self.optimizers[key], self.units.get(key))
             handles.append(parameter.register_post_accumulate_grad_hook(move))
         try:
             yield
@@ -246,7 +249,7 @@ class _Loop:
             "tuning %s: the loss is %s at step %d of %d: stopped, and the parameters of step %d are kept; lower the "
             "learning rate of %g",
             *(self.name, value, step, self.tuning.steps, self.curve["kept_step"]),
-            self.tuning.learning_rate,
+            self.tuning.rate,
         )
 
     def end(self) -> dict[str, Any]:
@@ -263,7 +266,7 @@ class _Loop:
                 "tuning %s: no step lowered the held-out loss, so the parameters stay as they were: lower the learning "
                 "rate of %g, or give more samples",
                 self.name,
-                self.tuning.learning_rate,
+                self.tuning.rate,
             )
         return curve | {"losses": means(curve["losses"])}
 
@@ -318,7 +321,16 @@ def _judged(held_out: Callable[[], float]) -> float:
         return held_out()
 
 
-def _move(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
-    """A parameter moves by its gradient, which is dropped."""
-    optimizer.step()
+@torch.no_grad()
+def _move(
+    optimizer: torch.optim.Optimizer, unit: torch.Tensor | None, parameter: torch.Tensor
+) -> None:
+    """A parameter decays and moves by its gradient, so many units, which is dropped."""
+    if unit is None:
+        optimizer.step()
+    else:
+        (group,) = optimizer.param_groups
+        decayed = parameter * (1 - group["lr"] * group["weight_decay"])  # from where AdamW steps
+        optimizer.step()
+        parameter.sub_(decayed).mul_(unit).add_(decayed)
     optimizer.zero_grad()

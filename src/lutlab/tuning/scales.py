@@ -5,10 +5,14 @@
               W = s codes + offset          dL/ds = sum_group codes dL/dW     dL/doffset = sum_group dL/dW
 
 Kwon et al., "AlphaTuning" (EMNLP 2022 Findings), train alpha of binary codes so; here every offset moves too, and of
-uniform codes the scale, whose zero points stay. Adam's masters are float32 (float64 where what is stored is), and every
-forward pass multiplies by the weight as it would be stored: masters rounded to the stored dtype, decoded by the format.
-So there is no gap between what was trained and what is saved; the rounding passes gradients straight through. Scales of
-second order are rounded to the grids of their rows, which stay.
+uniform codes the scale, whose zero points stay. Their learning rate is absolute. Where none is given, it counts in what
+rounding errs by: the deviation of a group's codewords over 2^q, which is s / sqrt(12) of evenly spaced ones. A uniform
+scale moves its codewords so far by moving s / 2^q. So one rate fits every layer, width and model.
+
+Adam's masters are float32 (float64 where what is stored is), and every forward pass multiplies by the weight as it
+would be stored: masters rounded to the stored dtype, decoded by the format. So there is no gap between what was trained
+and what is saved; the rounding passes gradients straight through. Scales of second order are rounded to the grids of
+their rows, which stay.
 
 Memory: the model as it came, which teaches, a float32 copy whose linear weights are decoded in each pass, and a byte a
 weight of its codes. What Adam holds is (q + 1) / g of the weights.
@@ -16,7 +20,7 @@ weight of its codes. What Adam holds is (q + 1) / g of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 import torch
@@ -25,6 +29,8 @@ from torch.nn import functional
 
 from lutlab.base.errors import LutlabError
 from lutlab.base.groups import group_length
+from lutlab.base.tensors import BCQTensor, UniformTensor
+from lutlab.formats import pack
 from lutlab.formats.bcq import PackedBCQ
 from lutlab.formats.second_order import SecondOrder
 from lutlab.formats.uniform import PackedUniform
@@ -32,6 +38,7 @@ from lutlab.quantizers.contract import Method
 
 Coded = PackedBCQ | PackedUniform
 Stored = Coded | SecondOrder
+_LEAST_GROUP = 8  # that a format stores
 _FORMATS = ("bcq", "uniform", "bcq_second_order", "uniform_second_order")
 
 
@@ -96,14 +103,16 @@ class ScaledLinear(nn.Module):
         """Parameters that move, by name."""
         return dict(self.scales)
 
+    def units(self) -> dict[str, torch.Tensor]:
+        """How far each of what is trained moves at a rate of 1, by name: [N, G], positive."""
+        deviation = codewords(self.packed.unpack()).std(2, correction=0)
+        moved = {n: s.detach().abs() if n == "scale" else deviation for n, s in self.scales.items()}
+        return {name: values / 2**self.packed.bits for name, values in moved.items()}
+
     def rounded(self) -> Stored:
         """The weight as it would be stored now: the same codes, and scales of the same dtypes and grids."""
-        return self.with_scales(dict(self.scales))
-
-    def with_scales(self, scales: Mapping[str, torch.Tensor]) -> Stored:
-        """The weight before with other scales, as it would be stored."""
         before = self.packed.stored_buffers
-        rounded = {n: scale.detach().to(before[n].dtype) for n, scale in scales.items()}
+        rounded = {n: scale.detach().to(before[n].dtype) for n, scale in self.scales.items()}
         return self.stored(self.packed.with_buffers(rounded))
 
     def stored(self, packed: Coded) -> Stored:
@@ -147,3 +156,16 @@ class ScaledLinear(nn.Module):
         rows, width = columns.shape
         length = group_length(self.packed.group_size, width)
         return functional.pad(columns, (0, -width % length)).view(rows, -1, length)
+
+
+def codewords(tensor: BCQTensor | UniformTensor) -> torch.Tensor:
+    """The values a weight of each group can have, as its format decodes them: [N, G, 2^q] float32, by code."""
+    scale = tensor.scale if isinstance(tensor, UniformTensor) else tensor.alpha[0]
+    rows, groups = scale.shape
+    levels = 2**tensor.bits
+    length = max(levels, _LEAST_GROUP)
+    codes = torch.arange(length, device=scale.device).remainder(levels).to(torch.uint8)
+    each = dataclasses.replace(
+        tensor, codes=codes.repeat(rows, groups), group_size=length, order=None
+    )
+    return pack(each).dequantize().view(rows, groups, length)[..., :levels]

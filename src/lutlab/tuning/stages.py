@@ -152,7 +152,8 @@ def _tune_end_to_end(
         for n, m in quantized.items()
     }
     blocks.put_layers(model, layers)
-    moving = {f"{n}.{key}": p for n, m in layers.items() for key, p in m.trained().items()}
+    moving = blocks.by_path({name: layer.trained() for name, layer in layers.items()})
+    units = blocks.by_path({name: layer.units() for name, layer in layers.items()})
     if trains == "whole":
         moving = dict(model.named_parameters())
     curve = fit(
@@ -161,6 +162,7 @@ def _tune_end_to_end(
         lambda indices: loss(model, full, tuning.loss, trained[indices]),
         len(trained),
         tuning,
+        units=units if tuning.learning_rate is None else None,
         held_out=lambda: mean_loss(model, full, tuning.loss, held_out),
         first=first,
         kept=kept,

@@ -52,6 +52,10 @@ class RoundedLinear(nn.Module):
         """The weight that moves."""
         return {"weight": self.weight}
 
+    def units(self) -> dict[str, torch.Tensor]:
+        """None: a rate of weights is absolute."""
+        return {}
+
     def tensor(self) -> MixedTensor:
         """The weight as the method would quantize it now."""
         return self.quantizer.round_to(self.weight.detach(), self.widths, self.group_size)
