@@ -54,15 +54,21 @@ def test_the_loss_is_the_mean_over_pairs_alone(kind):
     assert loss(model, model, "distribution", short).item() == pytest.approx(0, abs=1e-6)
 
 
-def test_scales_and_the_head_move_and_nothing_else():
-    plain = lutlab.quantize(classifier(), "bcq", 2, 16)
-    model = tuned(classifier(), "bcq")
+@pytest.mark.parametrize("rate", [3e-3, None])
+def test_scales_and_the_head_move_and_nothing_else(rate):
+    plain, tuning = (
+        lutlab.quantize(classifier(), "bcq", 2, 16),
+        {"loss": "labels", "trains": "scales"},
+    )
+    model = tuned(classifier(), "bcq", tuning=lutlab.Tuning(30, rate, **tuning))
     before, after = plain.state_dict(), model.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name.rpartition(".")[2] for name in moved} == {"alpha", "weight"}
     assert "score.weight" in moved
     assert not any("planes" in name or "norm" in name for name in moved)
     assert loss_of(model) < loss_of(plain)
+    # Adam takes a rate a step at most, and a head's is absolute
+    assert (after["score.weight"] - before["score.weight"]).abs().max() <= 30 * (rate or 1e-3)
 
 
 def test_full_fine_tuning_moves_every_parameter():

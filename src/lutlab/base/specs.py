@@ -26,9 +26,9 @@ Loss = Literal["labels", "distribution"]
 Rate = Annotated[float, Field(gt=0, lt=1)]
 Window = Annotated[int, Field(ge=2)]  # tokens
 _TUNING_OF_BEFORE = 5  # fields of the first Tuning, of which published records say all
-# Of 1e-3, 2e-3 and 4e-3 for 100 steps, the first had the least held-out loss on opt-embedded-m and llama-embedded-m;
-# the last never improved them.
-_RATE_OF_WEIGHTS = 1e-3
+# Of weights and 1e-3, 2e-3 and 4e-3 for 100 steps, the first had the least held-out loss on opt-embedded-m and
+# llama-embedded-m; the last never improved them.
+_RATE = 1e-3
 MNLI_LABELS = ("entailment", "neutral", "contradiction")  # as GLUE numbers them
 
 
@@ -105,8 +105,8 @@ class Tuning:
 
     Attributes:
         steps: number of training steps of the whole model; 0: none.
-        learning_rate: peak learning rate of the end-to-end steps; null: 1e-3 of weights, and of scales 0.04 times what
-            their group's rounding errs by.
+        learning_rate: peak learning rate of the end-to-end steps; null: 1e-3, but of scales 0.04 times what their
+            group's rounding errs by.
         batch: number of calibration windows of a step.
         loss: target of training: labels, the text's next token; distribution, the full-precision model's probabilities.
         seed: seed of the order of calibration windows.
@@ -136,7 +136,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         check(self, "tuning.")
-        if self.trains == "weights" and self.learning_rate == _RATE_OF_WEIGHTS:
+        if self.trains == "weights" and self.learning_rate == _RATE:
             object.__setattr__(self, "learning_rate", None)  # one spelling: ids leave defaults out
         if not self.steps and not self.block_steps:
             raise LutlabError(
@@ -145,10 +145,8 @@ class Tuning:
 
     @property
     def rate(self) -> float:
-        """Peak learning rate of the end-to-end steps; of scales, where none is given, in units of tuning/scales.py."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return _RATE_OF_WEIGHTS if self.trains == "weights" else 0.04
+        """Peak learning rate of the end-to-end steps; of scales, where none is given, in units of tuning/stages.py."""
+        return self.learning_rate or _RATE
 
     def changed(self) -> dict[str, Any]:
         """The steps, and what else is not at its default, by name."""

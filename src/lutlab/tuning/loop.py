@@ -80,7 +80,8 @@ def fit(
         loss: function from indices of samples [B] int64 to their mean loss, a scalar.
         samples: number of samples.
         tuning: options, of which steps, rate, weight_decay, batch and seed are read.
-        units: name -> unit of the learning rate, positive, that a parameter's shape broadcasts; 1 where there is none.
+        units: name -> unit of the learning rate, at least 0, of a shape that broadcasts to the parameter's; 1 where
+            there is none.
         held_out: the loss of the parameters as they are on samples that are never trained on. None: the parameters of
             the last step stay, or of a run that diverges those it began with.
         first: the held-out loss before the first step, where it is known; None: `held_out` computes it.

@@ -104,7 +104,7 @@ class ScaledLinear(nn.Module):
         return dict(self.scales)
 
     def units(self) -> dict[str, torch.Tensor]:
-        """How far each of what is trained moves at a rate of 1, by name: [N, G], positive."""
+        """How far each of what is trained moves at a rate of 1, by name: [N, G], at least 0."""
         deviation = codewords(self.packed.unpack()).std(2, correction=0)
         moved = {n: s.detach().abs() if n == "scale" else deviation for n, s in self.scales.items()}
         return {name: values / 2**self.packed.bits for name, values in moved.items()}

@@ -50,6 +50,9 @@ from lutlab.tuning.losses import (
     trainable,
 )
 
+# Where no rate is given, in what rounding errs by; heads and weights have tuning.rate.
+_RATE_OF_SCALES = 0.04
+
 
 def check_tunable(quantizer: Method, tuning: Tuning) -> None:
     """Raise LutlabError unless what a method gives can be tuned so."""
@@ -154,6 +157,7 @@ def _tune_end_to_end(
     blocks.put_layers(model, layers)
     moving = blocks.by_path({name: layer.trained() for name, layer in layers.items()})
     units = blocks.by_path({name: layer.units() for name, layer in layers.items()})
+    units = {path: _RATE_OF_SCALES / tuning.rate * unit for path, unit in units.items()}
     if trains == "whole":
         moving = dict(model.named_parameters())
     curve = fit(
