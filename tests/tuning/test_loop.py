@@ -1,6 +1,7 @@
 """The training loop: a killed run ends byte for byte as another, the best state stays, what diverges is stopped."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,18 +12,19 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.progress import heard
 from lutlab.base.specs import Tuning
 from lutlab.compress.kept_blocks import TuningStore
-from lutlab.tuning.loop import Progress, fit
+from lutlab.tuning.loop import BETAS, Progress, fit, rate
 
 PACE = Tuning(steps=12, learning_rate=0.1, weight_decay=0.01, batch=3, seed=5)
+ADAPTING = replace(PACE, learning_rate=None, trains="scales")
 
 
 class Toy:
     """Two parameters that learn targets, with noise that the loss itself draws."""
 
-    def __init__(self, broken_at=-1):
+    def __init__(self, broken_at=-1, pace=PACE, judge=1.0):
         self.parameters = {"a.x": nn.Parameter(torch.zeros(4)), "b": nn.Parameter(torch.ones(2, 4))}
         self.targets = torch.randn(7, 4, generator=torch.Generator().manual_seed(1))
-        self.broken_at, self.seen = broken_at, []
+        self.broken_at, self.pace, self.judge, self.seen = broken_at, pace, judge, []
 
     def loss(self, indices):
         self.seen.append(indices.tolist())
@@ -33,29 +35,31 @@ class Toy:
 
     def judged(self):
         a, b = self.parameters.values()
-        return (a * b.sum(0) - self.targets[0]).square().mean().item()
+        return self.judge * (a * b.sum(0) - self.targets[0]).square().mean().item()
 
     def fit(self, **options):
         held_out = options.pop("held_out", self.judged)
-        return fit("toy", self.parameters, self.loss, 7, PACE, held_out=held_out, **options)
+        return fit("toy", self.parameters, self.loss, 7, self.pace, held_out=held_out, **options)
 
     def state(self):
         return [values.detach().flatten().tolist() for values in self.parameters.values()]
 
 
-@pytest.mark.parametrize("judges", [True, False])
-def test_a_killed_run_ends_byte_for_byte_as_another(judges, tmp_path, kept_at_every_step):
-    more, whole = {} if judges else {"held_out": None}, Toy()
+@pytest.mark.parametrize(("how", "more"), [
+    ({}, {}), ({}, {"held_out": None}), ({"pace": ADAPTING}, {}), ({"pace": ADAPTING, "judge": -1.0}, {}),
+])  # fmt: skip
+def test_a_killed_run_ends_byte_for_byte_as_another(how, more, tmp_path, kept_at_every_step):
+    whole = Toy(**how)
     curve = whole.fit(**more)
     for steps in (1, 5):
         store = TuningStore(tmp_path / f"{steps}")
         for _ in range(12 // steps):
             with pytest.raises(Killed), heard(kill_after(steps)):
-                Toy().fit(kept=store, **more)
-        again = Toy()
+                Toy(**how).fit(kept=store, **more)
+        again = Toy(**how)
         assert (again.fit(kept=store, **more), again.state()) == (curve, whole.state())
         assert len(again.seen) == 12 % steps
-    other = Toy()  # it begins elsewhere, so that no step of the one before is its own
+    other = Toy(**how)  # it begins elsewhere, so that no step of the one before is its own
     with torch.no_grad():
         other.parameters["b"].add_(1.0)
     other.fit(kept=store, **more)
@@ -79,6 +83,24 @@ def test_a_rate_counts_in_units():
     plain, small = fitted(1.0), 2.0**-20
     torch.testing.assert_close(fitted(small, units={"x": torch.tensor(small)}), plain)
     assert (fitted(small) < 0).all(), "without it, such a parameter leaps"
+
+
+def test_a_rate_left_out_is_halved_where_the_held_out_loss_does_not_fall():
+    start, losses = torch.linspace(1, 2, 4), iter([5.0, 4.0, 6.0, 4.0, 3.0, 2.0, 1.0])
+    x, naive = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    pace = replace(ADAPTING, weight_decay=0.0)
+    fit("toy", {"x": x}, lambda _: x.square().sum(), 7, pace, held_out=losses.__next__)
+    adam, best, halvings = torch.optim.AdamW([naive], betas=BETAS, weight_decay=0.0), start, 0
+    for step in range(1, 13):
+        adam.param_groups[0]["lr"] = rate(pace, step) / 2**halvings
+        naive.grad = 2 * naive.detach()
+        adam.step()
+        if step in (4, 6):
+            halvings += 1
+            naive.data.copy_(best)
+        elif step % 2 == 0:
+            best = naive.detach().clone()
+    assert torch.equal(x, naive)
 
 
 def test_the_best_stays_and_what_diverges_says_so(caplog):

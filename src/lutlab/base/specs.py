@@ -106,7 +106,7 @@ class Tuning:
     Attributes:
         steps: number of training steps of the whole model; 0: none.
         learning_rate: peak learning rate of the end-to-end steps; null: 1e-3, but of scales 0.04 times what their
-            group's rounding errs by.
+            group's rounding errs by, and half of that again and again, wherever a held-out loss does not fall.
         batch: number of calibration windows of a step.
         loss: target of training: labels, the text's next token; distribution, the full-precision model's probabilities.
         seed: seed of the order of calibration windows.
@@ -147,6 +147,11 @@ class Tuning:
     def rate(self) -> float:
         """Peak learning rate of the end-to-end steps; of scales, where none is given, in units of tuning/stages.py."""
         return self.learning_rate or _RATE
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a held-out loss that does not fall halves the rate: that of scales, where none is given."""
+        return self.trains == "scales" and self.learning_rate is None
 
     def changed(self) -> dict[str, Any]:
         """The steps, and what else is not at its default, by name."""

@@ -3,9 +3,11 @@
     step 1 … n:  indices of a batch ─▶ loss ─▶ gradients ─▶ every parameter moves as soon as its gradient is there
 
 The rate rises linearly for a tenth of the steps, then falls as half a cosine. A held-out loss is taken before the first
-step and ten times on the way; the parameters of least held-out loss are those that stay. A loss that is not finite ends
-the run, which then has the best of what it saw. Samples come in a drawn order, and in another each time all were read;
-what a loss itself draws (dropout) follows from seed and step.
+step and ten times on the way; the parameters of least held-out loss are those that stay. Where the rate of scales is
+left out, a held-out loss that is no less than before takes the parameters back to the best ones, and halves the rate:
+how fast scales may move goes by the noise of a batch, which nobody knows beforehand. A loss that is not finite ends the
+run, which then has the best of what it saw. Samples come in a drawn order, and in another each time all were read; what
+a loss itself draws (dropout) follows from seed and step.
 
 A run with a store is written there every few seconds: parameters, Adam's moments, the best parameters, the curve. It
 goes on from there after a kill and ends byte for byte as it would have; a state of other beginnings is not taken.
@@ -22,6 +24,7 @@ import itertools
 import json
 import logging
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -211,7 +214,7 @@ class _Loop:
     ) -> float:
         """Take one step; returns its loss."""
         for optimizer in self.optimizers.values():
-            optimizer.param_groups[0]["lr"] = rate(self.tuning, step)
+            optimizer.param_groups[0]["lr"] = rate(self.tuning, step) / 2**self._halvings
         mean = loss(batch)
         value = mean.item()
         if not math.isfinite(value):
@@ -234,6 +237,20 @@ class _Loop:
         self.curve["held_out"].append([step, value])
         if value < least:
             self.curve["kept_step"], self.best = step, self._copies()
+        elif self.tuning.adapts:
+            self._take_best()
+
+    @property
+    def _halvings(self) -> int:
+        """How often the held-out loss was no less than before, where that halves the rate."""
+        losses = [loss for _, loss in self.curve["held_out"]]
+        least = itertools.accumulate(losses, min)
+        return sum(map(operator.ge, losses[1:], least)) if self.tuning.adapts else 0
+
+    def _take_best(self) -> None:
+        with torch.no_grad():
+            for key, parameter in self.parameters.items():
+                parameter.copy_(self.best[key])
 
     def _diverge(self, step: int, value: float) -> None:
         """Stop for good, since the loss diverges.
@@ -259,9 +276,7 @@ class _Loop:
         if not self.held_out and not diverged:
             curve["kept_step"] = self.step
         else:
-            with torch.no_grad():
-                for key, parameter in self.parameters.items():
-                    parameter.copy_(self.best[key])
+            self._take_best()
         if self.held_out and curve["kept_step"] == 0 and not diverged:
             log.warning(
                 "tuning %s: no step lowered the held-out loss, so the parameters stay as they were: lower the learning "

@@ -7,7 +7,8 @@
 Kwon et al., "AlphaTuning" (EMNLP 2022 Findings), train alpha of binary codes so; here every offset moves too, and of
 uniform codes the scale, whose zero points stay. Their learning rate is absolute. Where none is given, it counts in what
 rounding errs by: the deviation of a group's codewords over 2^q, which is s / sqrt(12) of evenly spaced ones. A uniform
-scale moves its codewords so far by moving s / 2^q. So one rate fits every layer, width and model.
+scale moves its codewords so far by moving s / 2^q. So one rate fits every layer and width; where it is still too high,
+loop.py halves it.
 
 Adam's masters are float32 (float64 where what is stored is), and every forward pass multiplies by the weight as it
 would be stored: masters rounded to the stored dtype, decoded by the format. So there is no gap between what was trained
