@@ -119,6 +119,9 @@ def test_the_best_stays_and_what_diverges_says_so(caplog):
     assert worse.fit(held_out=lambda: float(next(values)))["kept_step"] == 0
     assert worse.state() == Toy().state()
     assert "no step lowered the held-out loss" in caplog.text
+    assert "lower the learning rate of 0.1, or" in caplog.text
+    Toy(pace=ADAPTING, judge=-1.0).fit()
+    assert "give a learning rate of scales" in caplog.text, "what it counts in is no user's number"
 
 
 @pytest.mark.parametrize(("broken_at", "held_out", "message"), [

@@ -213,8 +213,9 @@ class _Loop:
         self, step: int, loss: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor
     ) -> float:
         """Take one step; returns its loss."""
+        learning_rate = rate(self.tuning, step) / 2**self._halvings
         for optimizer in self.optimizers.values():
-            optimizer.param_groups[0]["lr"] = rate(self.tuning, step) / 2**self._halvings
+            optimizer.param_groups[0]["lr"] = learning_rate
         mean = loss(batch)
         value = mean.item()
         if not math.isfinite(value):
@@ -247,6 +248,13 @@ class _Loop:
         least = itertools.accumulate(losses, min)
         return sum(map(operator.ge, losses[1:], least)) if self.tuning.adapts else 0
 
+    @property
+    def _slower(self) -> str:
+        """Advice to whom the rate is too high; one that was left out is in units of its own."""
+        if self.tuning.adapts:
+            return "give a learning rate of scales, as 1e-5"
+        return f"lower the learning rate of {self.tuning.rate:g}"
+
     def _take_best(self) -> None:
         with torch.no_grad():
             for key, parameter in self.parameters.items():
@@ -264,10 +272,9 @@ class _Loop:
             )
         self.curve["diverged"] = True
         log.warning(
-            "tuning %s: the loss is %s at step %d of %d: stopped, and the parameters of step %d are kept; lower the "
-            "learning rate of %g",
+            "tuning %s: the loss is %s at step %d of %d: stopped, and the parameters of step %d are kept; %s",
             *(self.name, value, step, self.tuning.steps, self.curve["kept_step"]),
-            self.tuning.rate,
+            self._slower,
         )
 
     def end(self) -> dict[str, Any]:
@@ -279,10 +286,10 @@ class _Loop:
             self._take_best()
         if self.held_out and curve["kept_step"] == 0 and not diverged:
             log.warning(
-                "tuning %s: no step lowered the held-out loss, so the parameters stay as they were: lower the learning "
-                "rate of %g, or give more samples",
+                "tuning %s: no step lowered the held-out loss, so the parameters stay as they were: %s, or give more "
+                "samples",
                 self.name,
-                self.tuning.rate,
+                self._slower,
             )
         return curve | {"losses": means(curve["losses"])}
 
