@@ -81,19 +81,19 @@ def real_model() -> Figure:
     chosen &= cells["variant"] == "real-data-first8-samples-32"
     rows = cells[chosen & (cells["metric"] == "kld_mean_nats") & (cells["method"] != "none")]
     rows = rows[rows["measured"] < _USEFUL_NATS]
-    tuned = rows["tuning.trains"] == "scales"
+    method = rows["method"].mask(rows["tuning.trains"] == "scales", "tuned")
     series = {
-        "llama.cpp, importance matrix": rows["method"] == "ggml_imatrix",
-        "hessian_uniform (ours)": rows["method"] == "hessian_uniform",
-        "GPTQ, swept (ours)": rows["method"] == "gptq",
-        "hessian_bcq, binary codes (ours)": rows["method"] == "hessian_bcq",
-        "round to nearest": rows["method"] == "rtn",
-        "scales tuned by gradients (ours)": tuned,
+        "llama.cpp, importance matrix": "ggml_imatrix",
+        "hessian_uniform (ours)": "hessian_uniform",
+        "GPTQ, swept (ours)": "gptq",
+        "hessian_bcq, binary codes (ours)": "hessian_bcq",
+        "round to nearest": "rtn",
+        "scales tuned by gradients (ours)": "tuned",
     }
     drawing = Figure(figsize=(7.2, 3.6), layout="constrained")
     axis = drawing.subplots()
-    for (label, fits), color in zip(series.items(), SERIES, strict=False):
-        points = rows[fits & (tuned == label.startswith("scales"))].sort_values("stored_bits")
+    for (label, name), color in zip(series.items(), SERIES, strict=False):
+        points = rows[method == name].sort_values("stored_bits")
         marker = "s" if label.startswith("llama") else "o"
         axis.plot(
             points["stored_bits"],

@@ -56,11 +56,9 @@ def test_the_loss_is_the_mean_over_pairs_alone(kind):
 
 @pytest.mark.parametrize("rate", [3e-3, None])
 def test_scales_and_the_head_move_and_nothing_else(rate):
-    plain, tuning = (
-        lutlab.quantize(classifier(), "bcq", 2, 16),
-        {"loss": "labels", "trains": "scales"},
-    )
-    model = tuned(classifier(), "bcq", tuning=lutlab.Tuning(30, rate, **tuning))
+    plain = lutlab.quantize(classifier(), "bcq", 2, 16)
+    tuning = lutlab.Tuning(30, rate, loss="labels", trains="scales")
+    model = tuned(classifier(), "bcq", tuning=tuning)
     before, after = plain.state_dict(), model.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name.rpartition(".")[2] for name in moved} == {"alpha", "weight"}
