@@ -1,6 +1,7 @@
 """Which cells a plan leaves out, and why; how long it takes; a job is complete and travels unharmed."""
 
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 
@@ -123,10 +124,11 @@ def entered(call):
 
     def note(frame, event, _):
         nonlocal climbs
+        if event != "call" or not room_of_file(frame.f_code.co_filename):
+            return
         rooms = [room_of_file(at.f_code.co_filename) for at in (frame, frame.f_back) if at]
-        if event == "call" and rooms[0]:
-            files.add(frame.f_code.co_filename)
-            climbs += bool(rooms[-1]) and RANK[rooms[0]] > RANK[rooms[-1]]
+        files.add(frame.f_code.co_filename)
+        climbs += bool(rooms[-1]) and RANK[rooms[0]] > RANK[rooms[-1]]
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -149,6 +151,7 @@ def test_a_row_is_planned_in_ten_rooms_and_its_job_in_one_file(tmp_path: Path) -
     assert {room_of_file(name) for name in files} & {"models", "checkpoint", "data"} <= {"data"}
 
 
+@functools.cache  # asked at every call of a plan
 def room_of_file(name: str) -> str:
     path = Path(name)
     return room_of(module_of(path)) if path.is_relative_to(SOURCE) else ""
