@@ -160,11 +160,12 @@ def test_a_call_takes_the_stops_of_its_tour(title: str, command: CommandLine) ->
     text = page.partition(f"### {title}\n")[2].partition("\n##")[0]
     stops = re.findall(r"^\d+\. `([\w/]+\.py)` `(\w+)`: ", text, re.MULTILINE)
     entered: dict[tuple[str, str], int] = {}
+    root = f"{SOURCE}/"
 
     def note(frame: FrameType, event: str, _: object) -> None:
         path = frame.f_code.co_filename
-        if event == "call" and path.startswith(f"{SOURCE}/"):
-            name = path.removeprefix(f"{SOURCE}/"), frame.f_code.co_name
+        if event == "call" and path.startswith(root):
+            name = path.removeprefix(root), frame.f_code.co_name
             entered.setdefault(name, len(entered))
 
     before = sys.getprofile()
