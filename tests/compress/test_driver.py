@@ -234,6 +234,27 @@ def test_a_killed_run_goes_on_where_it_was(method, stop, tmp_path):
         assert torch.equal(straight(token_ids()).logits, again(token_ids()).logits)
 
 
+@pytest.mark.parametrize(
+    "options", [{"target": "stream", "true_sequential": True}, {"hessian": "gradients"}], ids=str
+)
+def test_what_is_quantized_already_asks_the_method_nothing(options, monkeypatch, tmp_path):
+    """Packed layers, as after tuning, have the errors that the method's had; kept blocks do not read a window."""
+    method, windows, store = GPTQ(**options), token_ids(4, 16), BlockStore(tmp_path / "id")
+    model, stats = quantized("opt", method, windows, kept=store)
+    packed = {name: layer.packed for name, layer in linear_layers(model)}
+    monkeypatch.setattr(GPTQ, "prepare", None)
+    monkeypatch.setattr(GPTQ, "quantize", None)
+    monkeypatch.setattr(driver, "Beside", None)
+    monkeypatch.setattr(driver, "token_weights", None)
+    given, again = quantized("opt", method, windows, packed=packed)
+    assert_same(given.state_dict(), model.state_dict())
+    for field in FIELDS:
+        values = [[getattr(layer, field) for layer in layers] for layers in (again, stats)]
+        assert values[0] == pytest.approx(values[1], rel=1e-5)
+    monkeypatch.setattr(driver, "capture", None)
+    assert quantized("opt", method, windows, kept=store)[1] == stats
+
+
 KILLED = """
 import os, signal
 from lutlab.quantizers.gptq import GPTQ

@@ -98,6 +98,8 @@ def quantize_model(
     _check_groups(model, widths)
     run = _Run(model, quantizer, widths, blocks or Resident(model), kept, packed or {})
     with torch.no_grad():
+        if kept and all(map(kept.has, range(len(run.blocks)))):
+            return run.restored(kept)
         if calibration is None:
             return run.without_inputs()
         if isinstance(quantizer, Calibrated) and quantizer.inputs == "quantized":
@@ -134,9 +136,17 @@ class _Run:
         self.family: Family = family_of(model.config)
         self.layers: list[LayerStats] = []
         self.weights: Weights = {}  # of tokens, where H is weighted by gradients
+        # else inputs are observed for the errors of outputs alone
+        self.solves = any(width and name not in packed for name, width in widths.items())
 
     def _indices(self) -> Iterator[int]:
         return steps(range(len(self.blocks)), "quantizing layer")
+
+    def restored(self, kept: BlockStore) -> tuple[LayerStats, ...]:
+        for index in self._indices():
+            with self.blocks.open(index) as block:
+                self.layers += kept.serve(index, block, next(block.parameters()).device)
+        return tuple(self.layers)
 
     def without_inputs(self) -> tuple[LayerStats, ...]:
         for index in self._indices():
@@ -148,13 +158,13 @@ class _Run:
 
     def with_quantized_inputs(self, method: Calibrated, windows: Windows) -> tuple[LayerStats, ...]:
         beside = None
-        if method.hessian == "gradients":
+        if method.hessian == "gradients" and self.solves:
             self.weights = token_weights(self.model, windows, method.output_groups)
         inputs = capture(self.model, windows, method.first_token)
         passes = [self.family.inputs]  # each of shared inputs that are observed together
         if method.true_sequential:
             passes = [(shared,) for shared in self.family.inputs]
-        if method.target != "weights":
+        if method.target != "weights" and self.solves:
             stream = method.target == "stream"
             beside = Beside(self.model.config, inputs, stream=stream, damp=method.damp)
         for index in self._indices():
@@ -251,7 +261,7 @@ class _Run:
         for shared in inputs:
             of_input = stats.get(shared)
             prepared: list[Any] = []
-            if of_input and isinstance(method, Calibrated) and not guided:
+            if of_input and isinstance(method, Calibrated) and not guided and self.solves:
                 prepared = [method.prepare(of_input)]
             for layer in shared.layers:
                 if guided and isinstance(method, Calibrated):

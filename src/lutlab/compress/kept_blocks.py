@@ -172,14 +172,16 @@ class BlockStore(KeptFiles):
         except (RuntimeError, AttributeError, KeyError, TypeError, LutlabError) as error:
             raise self._misfit(index, error) from error
 
-    def serve(self, index: int, block: nn.Module, device: torch.device | str) -> None:
-        """Load a block that must be there.
+    def serve(self, index: int, block: nn.Module, device: torch.device | str) -> list[LayerStats]:
+        """Load a block that must be there; returns the statistics of its layers.
 
         Raises:
             LutlabError: the file of a block does not fit it, is gone, or was damaged since the block was quantized.
         """
-        if self.load(index, block, device) is None:
+        layers = self.load(index, block, device)
+        if layers is None:
             raise self._gone(index)
+        return layers
 
     def forget_from(self, index: int) -> None:
         """Remove this block and all later ones: what they were made from is made anew, and may differ by a last bit.
