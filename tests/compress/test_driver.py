@@ -291,12 +291,14 @@ def test_a_command_that_was_killed_goes_on(command, monkeypatch, tmp_path):
         calls.clear()
         assert command(*arguments).code == 0
         files = {path.name: path.read_bytes() for path in block.parent.iterdir()}
-        return len(calls), files, [(r["values"], r["samples"]) for r in command.records().values()]
+        records = command.records().values()
+        timed = ["quantize_seconds" in record["facts"] for record in records]
+        return (len(calls), timed), files, [(r["values"], r["samples"]) for r in records]
 
     resumed = run()
     assert block.stat().st_mtime_ns == written
     shutil.rmtree(command.results)
     straight = run()
-    assert (resumed[0], straight[0]) == (6, 12)
+    assert (resumed[0], straight[0]) == ((6, [False]), (12, [True]))
     assert resumed[1:] == straight[1:]
     assert len(straight[1]) == 2
