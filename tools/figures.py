@@ -109,7 +109,7 @@ def real_model() -> Figure:
         ylabel="KL divergence (nats a token)",
     )
     axis.yaxis.set_major_formatter("{x:g}")
-    axis.set_yticks([0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5])
+    axis.set_yticks([0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1])
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=8)
     return drawing
