@@ -136,7 +136,7 @@ class _Run:
         self.family: Family = family_of(model.config)
         self.layers: list[LayerStats] = []
         self.weights: Weights = {}  # of tokens, where H is weighted by gradients
-        # else inputs are observed for the errors of outputs alone
+        # False after tuning: every width has its packed weight, and inputs are observed for errors of outputs alone
         self.solves = any(width and name not in packed for name, width in widths.items())
 
     def _indices(self) -> Iterator[int]:

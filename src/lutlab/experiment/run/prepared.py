@@ -122,7 +122,8 @@ def _quantized(
         run.model, getattr(torch, run.dtype), run.device, run.seed, stream=job.stream
     )
     began = time.monotonic()
-    kept = [f for f in (job.quantized, job.untuned) if f and any(f.glob("*.safetensors"))]
+    folders = filter(None, (job.quantized, job.untuned))
+    goes_on = any(any(folder.glob("*.safetensors")) for folder in folders)
     task = task_of(loaded.model)
     text = windows = labelled = None
     if chosen := run.calibration:
@@ -165,6 +166,6 @@ def _quantized(
         loaded.blocks.serve(BlockStore(job.quantized).serve)
     if widened := [layer.name for layer in layers if layer.widened]:
         facts["float32_coefficients"] = widened
-    if not kept:  # else part of the work was another process's
+    if not goes_on:  # else part of the work was done before, and its seconds are not known
         facts["quantize_seconds"] = round(time.monotonic() - began, 3)
     return loaded, layers, facts
