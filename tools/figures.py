@@ -70,7 +70,7 @@ def table4() -> Figure:
 
 def two_bits() -> Figure:
     """The curves of two and three bits."""
-    folder = MACHINE / "lutlab" / "two_and_three_bits"
+    folder = ZEN_3 / "lutlab" / "two_and_three_bits"
     return figure.draw(published.read(folder).tables({})["embedded"])
 
 
