@@ -21,7 +21,7 @@ SERIES = (
     *("#2f6fde", "#d9730d", "#1a9c74", "#a03fb5", "#c2a100"),
     *("#c93a4b", "#6b4f3a", "#5b7083", "#d65aa8", "#2aa7b8"),
 )
-MARKERS = "osD^vPX<>*"
+MARKERS = "osD^vPX<>*d"  # one more than SERIES: series 11 is not drawn as series 1
 TITLE_SIZE, PANEL_SIZE, LEGEND_SIZE, LABEL_SIZE = 10, 9, 8, 9  # points
 LEGEND_HANDLE = 0.6  # inches of a legend's column that are not its text
 LINE = 1.35  # height of a line over its font's size
