@@ -160,8 +160,9 @@ def _token_off(step: Mapping[str, Any], rates: predict.Rates, to: predict.Device
     by = dataclasses.replace(predict.ENGINES["lutlab-cpu"], rates=rates)
     name, q = step["format"][:-1], int(step["format"][-1])
     middle = step["context"] + step["tokens"] // 2
+    shape = dataclasses.replace(predict.decoder(step["model"]), layers=step["layers"])
     found = predict.latency(
-        step["model"], q, step["group"], gpu=to, engine=by, context=middle, stored=METHODS[name]
+        shape, q, step["group"], gpu=to, engine=by, context=middle, stored=METHODS[name]
     )
     (ours,) = (row["ms"] for row in step["rows"] if row["name"] == "lutlab")
     return found.ms_per_token / ours - 1
