@@ -1,7 +1,7 @@
 """Tokens a second of the engine beside llama.cpp of the same width, head and cache, and transformers in float32.
 
     python benchmarks/bench_engine.py [--models llama-embedded-m llama-7b --formats uniform4 bcq3 --threads 1 2]
-        [--context 32 --tokens 32 --rounds 5 --cache float16 --layers 8] [--out bench.json]
+        [--context 32 --tokens 32 --prompt 64 --rounds 5 --cache float16 --layers 8] [--out bench.json]
 
     lutlab           the best engine that takes the model; `step / kernels`: its step over its products (breakdown)
     llama.cpp        the type of the row's width (gguf_model.py), our head and cache, plain and fused attention, each a
@@ -10,9 +10,10 @@
     transformers     the model in float32, its own loop and cache; of a large one 1 and 3 layers, scaled to all
 
 A contestant decodes --tokens greedily behind a text of --context tokens, and all take turns, in one process. A time is
-the lower quartile of the tokens of a round, printed are medians over the rounds, ratios are taken round by round. Large
-models have drawn weights: llama.cpp's file then repeats the first block, in bytes of its own, as a speed does not
-depend on values. What llama.cpp computes is checked (evaluators/llama_cpp.py) on a model of the first block.
+the lower quartile of the tokens of a round, printed are medians over the rounds, ratios are taken round by round. With
+--prompt, ours and llama.cpp then read a text of so many tokens in turn, to the logits of its last one. Large models
+have drawn weights: llama.cpp's file then repeats the first block, in bytes of its own, as a speed does not depend on
+values. What llama.cpp computes is checked (evaluators/llama_cpp.py) on a model of the first block.
 
 llama-cpp-python and gguf are no dependencies of lutlab: without them, there is no such row.
 """
@@ -108,6 +109,30 @@ def of_llama_cpp(name: str, decoder: Decoder, args: argparse.Namespace, size: in
     return Contestant(name, size, args.tokens + 1, run)
 
 
+def prompt_ms(engine: Engine, decoders: dict[str, Decoder], args: argparse.Namespace) -> dict:
+    """Name -> medians over the rounds, and ratios round by round, of a text of --prompt tokens, read at once."""
+    ids = torch.arange(args.prompt) % engine.vocabulary
+    tokens = ids.tolist()
+
+    def of_peer(decoder: Decoder) -> Contestant:
+        def run(_: int) -> None:
+            decoder.llama.reset()
+            decoder.llama.eval(tokens)
+
+        return Contestant("", 0, 2, run)
+
+    ours = Contestant("", 0, 2, lambda _: engine.prefill([ids]))
+    everyone = {"lutlab": ours} | {name: of_peer(decoder) for name, decoder in decoders.items()}
+    race(list(everyone.values()), CpuTimer(1), args.rounds, (RESIDENT,))
+    return {
+        name: {
+            "ms": 1e3 * one.seconds(RESIDENT),
+            "lutlab_is_times_as_fast": ours.times(one, RESIDENT),
+        }
+        for name, one in everyone.items()
+    }
+
+
 @dataclass
 class Peer:
     """A model as a file of llama.cpp: its type, head, bytes that a token reads of it, and what the check said."""
@@ -166,41 +191,47 @@ def measure(model: Model, form: str, dense: list[Dense], args: argparse.Namespac
         for threads in args.threads:
             torch.set_num_threads(threads)
             with ExitStack() as stack:
-                others = [] if there is None else decoders(there, cached, stack, args)
-                result = raced(engine, others, dense, args)
+                peers = decoders(there, stack, args) if there else {}
+                others = [
+                    of_llama_cpp(name, decoder, args, there.size + cached)
+                    for name, decoder in peers.items()
+                ]
+                facts = {
+                    "head": head,
+                    "cache": GGML[args.cache],
+                    **(there.checked if there else {}),
+                }
+                result = raced(engine, others, facts, dense, args)
+                if args.prompt:
+                    result |= {"prompt": args.prompt, "prompt_ms": prompt_ms(engine, peers, args)}
             about = {"model": model.name, "drawn_weights": not model.embedded, "format": form}
             found.append(about | {"group": GROUP, "threads": threads} | result)
             print(table(found[-1]), flush=True)
     return found
 
 
-def decoders(
-    there: Peer, cached: int, stack: ExitStack, args: argparse.Namespace
-) -> list[tuple[Contestant, dict]]:
-    """llama.cpp with each attention, behind a context of so many bytes."""
-    found = []
-    size = there.size + cached
+def decoders(there: Peer, stack: ExitStack, args: argparse.Namespace) -> dict[str, Decoder]:
+    """llama.cpp with each attention, by name."""
     cache = GGML[args.cache]
-    for attention in args.attention:
-        flash = attention == "fused"
-        decoder = Decoder(there.path, args.length, torch.get_num_threads(), cache, flash)
-        stack.enter_context(decoder)
-        name = f"{llama_cpp.name(there.kind)}, {attention} attention"
-        facts = {"head": there.head, "cache": cache, **there.checked}
-        found.append((of_llama_cpp(name, decoder, args, size), facts))
-    return found
+    return {
+        f"{llama_cpp.name(there.kind)}, {attention} attention": stack.enter_context(
+            Decoder(there.path, args.length, torch.get_num_threads(), cache, attention == "fused")
+        )
+        for attention in args.attention
+    }
 
 
 def raced(
     engine: Engine,
-    others: list[tuple[Contestant, dict]],
+    others: list[Contestant],
+    theirs: dict,
     dense: list[Dense],
     args: argparse.Namespace,
 ) -> dict:
     """All in turn."""
     ours, facts = of_engine("lutlab", engine, args), engine.facts()
     plain = [(layers, of_engine("transformers float32", one, args)) for layers, one in dense]
-    everyone = [ours, *(one for one, _ in others), *(one for _, one in plain)]
+    everyone = [ours, *others, *(one for _, one in plain)]
     parts: list[dict] = []
     for _ in range(args.rounds):
         race(everyone, CpuTimer(args.tokens), 1, (RESIDENT,))
@@ -208,7 +239,7 @@ def raced(
             parts.append(engine.breakdown(args.context))
             engine.prefill([context_of(engine, args)])
     blocks = engine.model.config.num_hidden_layers
-    rows = [row(ours, ours, facts)] + [row(one, ours, said) for one, said in others]
+    rows = [row(ours, ours, facts)] + [row(one, ours, theirs) for one in others]
     if plain:
         rows.append(row(scaled(plain, blocks), ours, {"head": "float32", "cache": "float32"}))
     least = min(parts, key=lambda one: sum(one.values()), default=None)
@@ -264,6 +295,9 @@ def table(result: dict) -> str:
         f"{r['gb_s']:6.1f} {r['lutlab_is_times_as_fast']:9.2f}x"
         for r in result["rows"]
     ]
+    for name, r in result.get("prompt_ms", {}).items():
+        title = f"a prompt of {result['prompt']} tokens, {name}"
+        lines.append(f"  {title:90} {r['ms']:8.1f} {r['lutlab_is_times_as_fast']:17.2f}x")
     return "\n".join(lines)
 
 
@@ -281,6 +315,7 @@ def main() -> None:
         "--context", type=int, default=32, help="tokens before those that are timed"
     )
     parser.add_argument("--tokens", type=int, default=32, help="timed a round")
+    parser.add_argument("--prompt", type=int, help="tokens of a text that is read at once")
     parser.add_argument("--cache", default="float16", choices=GGML, help="of keys and values")
     parser.add_argument("--rounds", type=int, default=5)
     kinds = ["plain", "fused"]
@@ -288,7 +323,7 @@ def main() -> None:
     parser.add_argument("--no-dense", action="store_true", help="without transformers in float32")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON")
     args = parser.parse_args()
-    args.length = args.context + args.tokens + 1
+    args.length = max(args.context + args.tokens + 1, args.prompt or 0)
     results = []
     for name in args.models:
         model = Model(name, args.layers)

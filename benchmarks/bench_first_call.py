@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -73,10 +74,14 @@ def main() -> None:
         print(json.dumps(first_call(args.child, (rows, columns))))
         return
     results = {}
+    # As a user's: where bytecode may not be kept, every process would compile the modules that it imports.
+    own = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     for name in METHODS:
         command = [sys.executable, __file__, "--child", name, "--shape", args.shape]
         runs = [
-            json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            json.loads(
+                subprocess.run(command, env=own, check=True, capture_output=True, text=True).stdout
+            )
             for _ in range(args.processes + 1)
         ][1:]
         results[name] = {part: [run[part] for run in runs] for part in runs[0]}
