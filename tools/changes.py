@@ -21,11 +21,15 @@ Place = tuple[str, str, str]  # variant, row, column
 
 @dataclass(frozen=True)
 class Change:
-    """A cell whose number is another one, is new or is gone: None where there is none."""
+    """A cell whose number is another one, is new or is gone: None where there is none.
+
+    Of another one, `cause` says what of the code, the libraries or the processor is no longer what it was.
+    """
 
     place: Place
     before: float | None
     after: float | None
+    cause: str = ""
 
     @property
     def relative(self) -> str:
@@ -57,6 +61,10 @@ def compare(before: Published | None, after: Published) -> Comparison:
             evaluator = registry.lookup("evaluator", columns[place[2]].evaluator)
             if _within_noise(*old[place], *new[place], evaluator.of_this_machine):
                 continue
+            found.append(
+                Change(place, old[place][0], new[place][0], _cause(old[place][1], new[place][1]))
+            )
+            continue
         value = [numbers[place][0] if place in numbers else None for numbers in (old, new)]
         found.append(Change(place, *value))
     return Comparison(after.artifact, len(new), len(old.keys() & new.keys()), tuple(found))
@@ -80,14 +88,30 @@ def render(comparisons: Sequence[Comparison], origin: str) -> str:
     for comparison in comparisons:
         if comparison.changes:
             cells = [
-                [*change.place, *map(_number, (change.before, change.after)), change.relative]
+                [
+                    *change.place,
+                    *map(_number, (change.before, change.after)),
+                    change.relative,
+                    change.cause,
+                ]
                 for change in comparison.changes
             ]
-            heads = ["variant", "row", "column", "before", "after", "change"]
-            align = ["left"] * 3 + ["right"] * 3
+            heads = ["variant", "row", "column", "before", "after", "change", "cause"]
+            align = ["left"] * 3 + ["right"] * 3 + ["left"]
             table = tabulate(cells, heads, tablefmt="pipe", disable_numparse=True, colalign=align)
             parts += [f"## {comparison.artifact}", table]
     return "\n\n".join(parts) + "\n"
+
+
+def _cause(before: Record, after: Record) -> str:
+    """What moved between two records of a cell, `method/bcq 1 -> 2`: components and vectors, else the processor."""
+    one, other = before.provenance, after.provenance
+    old, new = (known.get("identity", {}).get("components", {}) for known in (one, other))
+    moved = [f"{name} {old[name]} -> {new[name]}" for name in old if old[name] != new.get(name)]
+    for name in ("torch_cpu_capability", "cpu"):
+        if one.get(name) != other.get(name) and not (name == "cpu" and moved):
+            moved.append(f"{name} {one.get(name)} -> {other.get(name)}")
+    return "; ".join(moved)
 
 
 def _both(comparison: Comparison) -> list[Change]:

@@ -13,6 +13,7 @@ measured: page and table are written anew from the published records, as this co
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import itertools
 import os
 import shlex
@@ -247,8 +248,9 @@ def unlisted(folder: Path, prune: bool) -> bool:
 def report_changes(folder: Path, commit: str) -> None:
     """Write <machine>/changes.md: published numbers beside those of the last commit, where they differ."""
     comparisons = [
-        changes.compare(_committed(folder, table.parent), published.read(table.parent))
+        changes.compare(_committed(after, table.parent), after)
         for table in sorted(folder.glob(f"*/*/{published.TABLE}"))
+        for after in [published.read(table.parent)]
     ]
     if not comparisons:
         return
@@ -258,15 +260,25 @@ def report_changes(folder: Path, commit: str) -> None:
     _say(f"{differing} numbers differ from the last commit's, are new or gone: {path}")
 
 
-def _committed(folder: Path, target: Path) -> Published | None:
-    """An artifact as the last commit has it; None where it has none."""
-    table, records = (
-        _git("show", f"HEAD:./{(target / name).as_posix()}") for name in (published.TABLE, LINES)
-    )
-    if table is None or records is None:
-        return None
-    name = target.relative_to(folder).as_posix()
-    return published.parse(name, table, parse_lines(records, f"HEAD:{target}/{LINES}"))
+def _committed(after: Published, target: Path) -> Published | None:
+    """An artifact as the last commit has it: its folder's, and variants that came to it from another machine's.
+
+    None where the commit has nothing of it.
+    """
+    files = (_git("ls-tree", "-r", "--name-only", "HEAD", f"./{PUBLISHED}") or "").split("\n")
+    tables = fnmatch.filter(files, f"*/{after.artifact}/{published.TABLE}")
+    before = Published(after.artifact, {}, {})
+    for folder in sorted(
+        (str(Path(table).parent) for table in tables), key=target.as_posix().__eq__
+    ):
+        table, lines = (
+            _git("show", f"HEAD:./{folder}/{file}") or "" for file in (published.TABLE, LINES)
+        )
+        there = published.parse(after.artifact, table, parse_lines(lines, f"HEAD:{folder}/{LINES}"))
+        own = folder == target.as_posix()
+        before.cells.update({v: c for v, c in there.cells.items() if own or v in after.cells})
+        before.records.update(there.records)
+    return before if before.cells else None
 
 
 def _git(*arguments: str) -> str | None:

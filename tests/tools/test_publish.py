@@ -149,6 +149,10 @@ def test_numbers_are_compared_with_those_of_the_last_commit(measured, run) -> No
     assert "20.5 |" in changes
     assert "21.5 |" in changes
     assert "1 numbers differ" in text
+    commit()
+    HERE.rename(HERE.with_name("older"))
+    commit()
+    assert "0 numbers differ" in run()[1], "it came from another machine's folder"
 
 
 def test_a_variant_that_cannot_be_measured_stays_unless_pruned(measured, run) -> None:
@@ -353,6 +357,11 @@ def test_speeds(after: float, samples: tuple[float, ...], differs: bool) -> None
 def test_new_and_gone_numbers_are_listed_and_counted() -> None:
     before = artifact(NAME, "wiki2", {"opt-30b/fp16": 10.0, "opt-30b/q4_g32": 11.0})
     after = artifact(NAME, "wiki2", {"opt-30b/fp16": 12.5, "opt-66b/fp16": 9.0})
+    for version, made in enumerate((before, after), 1):
+        components = {"method/bcq": version, "models": 1}
+        made.records["opt-30b/fp16"].provenance.update(
+            identity={"components": components}, cpu=str(version)
+        )
     comparison = changes.compare(before, after)
     assert [(c.place[1], c.before, c.after) for c in comparison.changes] == [
         ("opt-30b/fp16", 10.0, 12.5),
@@ -366,7 +375,7 @@ def test_new_and_gone_numbers_are_listed_and_counted() -> None:
     for line in (
         [NAME, "2", "1", "1", "2"],
         [NAME, "1", "0", "0", "1"],
-        ["embedded", "opt-30b/fp16", "wiki2", "10", "12.5", "+25 %"],
-        ["embedded", "opt-66b/fp16", "wiki2", "-", "9", ""],
+        ["embedded", "opt-30b/fp16", "wiki2", "10", "12.5", "+25 %", "method/bcq 1 -> 2"],
+        ["embedded", "opt-66b/fp16", "wiki2", "-", "9", "", ""],
     ):
         assert line in cells

@@ -89,7 +89,7 @@ CROWDED = (
 
 @pytest.mark.parametrize("name", CROWDED)
 def test_nothing_of_a_published_figure_is_cut_or_covered(name, monkeypatch):
-    (folder,) = ROOT.glob(f"results/published/amd-epyc-avx2-2cores/{name}")
+    folder = min(ROOT.glob(f"results/published/*/{name}"))  # of one machine
     *_, table = published.read(folder).tables({}).values()
     texts, draw_text = [], Text.draw
 
