@@ -23,7 +23,7 @@ Place = tuple[str, str, str]  # variant, row, column
 class Change:
     """A cell whose number is another one, is new or is gone: None where there is none.
 
-    Of another one, `cause` says what of the code, the libraries or the processor is no longer what it was.
+    Of another one, `cause` says what of the code or the processor is no longer what it was.
     """
 
     place: Place
@@ -55,18 +55,16 @@ def compare(before: Published | None, after: Published) -> Comparison:
     columns = load_artifact(after.artifact).columns
     found = []
     for place in sorted(old.keys() | new.keys()):
-        if place in old and place in new:
+        both = place in old and place in new
+        if both:
             if old[place][0] == new[place][0]:
                 continue
             evaluator = registry.lookup("evaluator", columns[place[2]].evaluator)
             if _within_noise(*old[place], *new[place], evaluator.of_this_machine):
                 continue
-            found.append(
-                Change(place, old[place][0], new[place][0], _cause(old[place][1], new[place][1]))
-            )
-            continue
         value = [numbers[place][0] if place in numbers else None for numbers in (old, new)]
-        found.append(Change(place, *value))
+        cause = _cause(old[place][1], new[place][1]) if both else ""
+        found.append(Change(place, *value, cause))
     return Comparison(after.artifact, len(new), len(old.keys() & new.keys()), tuple(found))
 
 
@@ -90,7 +88,8 @@ def render(comparisons: Sequence[Comparison], origin: str) -> str:
             cells = [
                 [
                     *change.place,
-                    *map(_number, (change.before, change.after)),
+                    _number(change.before),
+                    _number(change.after),
                     change.relative,
                     change.cause,
                 ]
