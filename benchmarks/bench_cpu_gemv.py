@@ -172,9 +172,9 @@ def main() -> None:
             for threads in args.threads:
                 results.append(measure(tuple(map(int, shape.split("x"))), m, threads, args))
                 print(table(results[-1]), flush=True)
+                if args.out:
+                    origin.write(args.out, {"results": results})
     print(goals(results))
-    if args.out:
-        origin.write(args.out, {"results": results})
 
 
 if __name__ == "__main__":

@@ -331,8 +331,8 @@ def main() -> None:
         for form in args.formats:
             results += measure(model, form, dense, args)
             gc.collect()
-    if args.out:
-        origin.write(args.out, {"results": results})
+            if args.out:
+                origin.write(args.out, {"results": results})
 
 
 if __name__ == "__main__":
