@@ -40,13 +40,14 @@ from lutlab.evaluators.llama_cpp import CHECKED, check
 from lutlab.generate.contract import Engine
 from lutlab.gguf import file as gguf_file
 from lutlab.gguf.file import Encoded
-from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, race
+from lutlab.measure.timing import RESIDENT, Contestant, CpuTimer, cpu_reader, race
 from lutlab.models.load import embedded_names, load_model
 from lutlab.peers.llama_cpp import gguf_model
 from lutlab.peers.llama_cpp.gguf_model import Decoder
 
 GROUP = 128
 METHODS = {"uniform": "rtn", "bcq": "bcq", "none": "none"}
+READ = 256 * 2**20  # bytes, more than a cache holds
 GGML = {"float16": "f16", "float32": "f32"}
 DENSE_LAYERS = (1, 3)  # of a large model in float32
 Dense = tuple[int | None, Engine]  # layers, None: all
@@ -232,8 +233,10 @@ def raced(
     ours, facts = of_engine("lutlab", engine, args), engine.facts()
     plain = [(layers, of_engine("transformers float32", one, args)) for layers, one in dense]
     everyone = [ours, *others, *(one for _, one in plain)]
+    read = cpu_reader(READ, torch.get_num_threads())
     parts: list[dict] = []
     for _ in range(args.rounds):
+        race([read], CpuTimer(), 1)
         race(everyone, CpuTimer(args.tokens), 1, (RESIDENT,))
         if facts["engine"] == "cpu_step":
             parts.append(engine.breakdown(args.context))
@@ -244,7 +247,8 @@ def raced(
         rows.append(row(scaled(plain, blocks), ours, {"head": "float32", "cache": "float32"}))
     least = min(parts, key=lambda one: sum(one.values()), default=None)
     return {
-        "layers": blocks, "context": args.context, "tokens": args.tokens, "rows": rows,
+        "layers": blocks, "context": args.context, "tokens": args.tokens,
+        "read_gb_s": 1e-9 * read.bandwidth(), "rows": rows,
         "parts_ms": least and {name: 1e3 * seconds for name, seconds in least.items()},
         "step_over_kernels": least and sum(least.values()) / least["matmul"],
     }  # fmt: skip
@@ -286,8 +290,8 @@ def table(result: dict) -> str:
     over = result["step_over_kernels"]
     lines = [
         f"{result['model']}, {result['layers']} layers, {result['format']} g={result['group']}, {result['threads']} "
-        f"thread(s), context {result['context']}-{result['context'] + result['tokens']}"
-        + (f", step / kernels {over:.3f}" if over else ""),
+        f"thread(s), context {result['context']}-{result['context'] + result['tokens']}, "
+        f"read {result['read_gb_s']:.1f} GB/s" + (f", step / kernels {over:.3f}" if over else ""),
         f"  {'':62} {'head':>8} {'cache':>8} {'tokens/s':>9} {'ms':>8} {'GB/s':>6} {'lutlab is':>10}",
     ]
     lines += [
