@@ -78,6 +78,8 @@ def rewrite(only: str = "*", machine: str = "*") -> list[Path]:
         }
         published.write(dataclasses.replace(as_published, cells=cells), folder, own)
         published.seal(folder.parents[1])
+    for of_machine in PUBLISHED.glob(f"{machine}/"):
+        published.seal(of_machine)  # benchmarks write there, too
     return list(found)
 
 

@@ -36,7 +36,7 @@ from lutlab.models.shape import shape_of
 from lutlab.quantizers.contract import make_method
 
 NAME = "lut-gemm-v3/table3"  # a small one
-TABLE = ROOT / "results/published/amd-epyc-avx2-2cores" / NAME
+TABLE = ROOT / "results/published/amd-epyc-25-1-avx2-2cores" / NAME
 KEPT = "0123456789abcdef"  # a folder that is named after its content
 TEXT = "the attack ate a hat, another thing: ünïcode\n"
 TYPES = {"v_proj": "Q4_K", "down_proj": "Q6_K", "o_proj": "Q1_0", "up_proj": "Q8_0"}

@@ -92,7 +92,7 @@ def test_what_moved_since_is_named(measured):
 
 
 def test_published_records_say_what_moved_since(results, tmp_path):
-    own = Path("amd-epyc-avx2-2cores", "lut-gemm-v3", "table4")
+    own = Path("amd-epyc-25-1-avx2-2cores", "lut-gemm-v3", "table4")
     shutil.copytree(PUBLISHED / own, tmp_path / own)
     stale = results("stale", folder=tmp_path)
     assert re.search(r"\d+ of [1-9]\d* records are of earlier code", stale)
@@ -120,7 +120,7 @@ def test_everything_is_exported(measured, results, tmp_path):
 def test_a_library_moves_the_cells_of_those_that_ask_for_it_alone():
     """Of records by llama.cpp's quantizers, installed or not; and of one that names a library too many."""
     records = read_lines(
-        PUBLISHED / "amd-epyc-avx2-2cores" / "lutlab" / "gguf_types" / LINES
+        PUBLISHED / "amd-epyc-25-1-avx2-2cores" / "lutlab" / "gguf_types" / LINES
     ).values()
     by_ggml = [r for r in records if r.run["method"].startswith("ggml")]
     assert by_ggml

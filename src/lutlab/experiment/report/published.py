@@ -115,9 +115,10 @@ def write(published: Published, folder: Path, commands: Mapping[str, str]) -> li
 
 
 def seal(machine: Path) -> Path:
-    """Write SHA256SUMS over the files of all artifacts in a machine's folder."""
+    """Write SHA256SUMS over the files of all artifacts in a machine's folder, and its benchmarks."""
     names = (PAGE, TABLE, LINES)
-    return write_sums(machine, [p for p in machine.glob("*/*/*") if p.name in names])
+    artifacts = [p for p in machine.glob("*/*/*") if p.name in names]
+    return write_sums(machine, [*artifacts, *machine.glob("benchmarks/*.json")])
 
 
 def _table(
