@@ -5,8 +5,9 @@
                                  table.md         the page
 
 A variant is the artifact on other texts, models or options; its name begins with its scale (row/sweeping.variant).
-<machine>/SHA256SUMS names them all: `table.csv` and `records.jsonl` are compared with it when they are read. A page or
-a picture needs neither the models nor the texts, nor that this code would give the cells the same ids.
+<machine>/SHA256SUMS names them all, and benchmarks: `table.csv` and `records.jsonl` are compared with it when they
+are read. A page or a picture needs neither the models nor the texts, nor that this code would give the cells the same
+ids.
 """
 
 from __future__ import annotations
