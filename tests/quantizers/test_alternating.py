@@ -20,8 +20,8 @@ DTYPES = st.sampled_from([torch.float16, torch.float32, EXACT])
 SEEDS = st.integers(0, 2**31)
 
 
-def solve(weight, q, g=-1, *, rounds=100, offset=False, dtype=EXACT):
-    return alternating.solve(weight, q, g, rounds=rounds, offset=offset, dtype=dtype)
+def solve(weight, q, g=-1, *, rounds=100, offset=False, dtype=EXACT, starts="best"):
+    return alternating.solve(weight, q, g, rounds=rounds, offset=offset, dtype=dtype, starts=starts)
 
 
 def rebuild(solution, g=-1):
@@ -54,14 +54,6 @@ def least_squares(w, planes):
     """alpha by lstsq, no shortcuts, and its squared error."""
     alpha = np.linalg.lstsq(planes, w, rcond=None)[0]
     return alpha, ((planes @ alpha - w) ** 2).sum()
-
-
-def from_greedy(weight, q, rounds):
-    """Alternation from the paper's start alone: coefficients [q, N] and errors [N], not rounded."""
-    data = alternating.sort_groups(weight.abs())
-    start = np.stack([naive_greedy(w, q) for w in weight.double().numpy()], axis=1)
-    start = torch.from_numpy(start).sort(dim=0, descending=True).values
-    return alternating.alternate(data, torch.arange(len(weight)), start, rounds, folded=True)
 
 
 WEIGHTS = {
@@ -129,7 +121,7 @@ def test_every_round_is_the_naive_round(q, columns, seed):
         alpha, error = least_squares(w, planes)
         if error >= before * (1 - 1e-9):
             return  # the fixed point: rounding decides whether one more step is taken
-        ours = from_greedy(weight, q, rounds)[0][:, 0]
+        ours = solve(weight, q, rounds=rounds, starts="greedy")[1][:, 0, 0]
         np.testing.assert_allclose(ours, np.sort(np.abs(alpha))[::-1], rtol=1e-7, atol=1e-9)
 
 
@@ -165,7 +157,7 @@ def test_ends_where_the_naive_alternation_ends(q, columns, seed):
     for _ in range(60):
         alpha, last = least_squares(w, planes)
         planes = naive_codes(w, alpha)
-    ours = float(from_greedy(weight, q, 60)[1])
+    ours = float(squared_error(weight, solve(weight, q, rounds=60, starts="greedy"))[0])
     # A dependent plane may be resolved differently and end elsewhere; both must improve on the same start.
     if np.linalg.matrix_rank(start) == q and columns >= 4 * 2**q:
         assert ours == pytest.approx(last, rel=1e-6, abs=1e-12)

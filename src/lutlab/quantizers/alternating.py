@@ -16,8 +16,9 @@ Three observations make a round cost O(2^q log g) a group instead of O(q^2 g), w
    everywhere. In both cases there is ONE constant plane and k free ones: k = q - 1 folded to |w|, k = q with offset.
 
 The fixed point depends on the start, and the paper's greedy one leaves out the outliers of a group: from q = 4 on it
-can end above the uniform grid that binary codes contain. So each group starts twice, greedily and from the best of a
-few uniform grids, and the better end is kept. To look at a grid costs about a round.
+can end above the uniform grid that binary codes contain. So unless starts="greedy" asks for the paper's, each group
+starts twice, greedily and from the best of a few uniform grids, and the better end is kept. To look at a grid costs
+about a round.
 
 Inside: coefficients [1+k, n] float64, the constant plane first, then the free ones, descending. L = 2^k codewords in
 natural order: j counts up, its highest bit is the sign of the largest free plane. n groups of g weights; groups are
@@ -29,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 from lutlab.base.groups import blocks, group_count
 from lutlab.base.lazy import np, torch
@@ -44,6 +46,7 @@ NOISE = 2.0**-46
 # another 6 and 10 % of the squared error (3 % with offset); two more, of 0.55 and 0.4, take nothing, and add 2 % at
 # q = 2 to weights with heavy tails.
 CLIPS = (1.0, 0.85, 0.7)
+Starts = Literal["greedy", "best"]
 RULES: tuple[Rule, ...] = ("gptq", "autoawq")  # of RTN's grids among the starts
 # B^T B holds integers; a pivot below this share of its diagonal g is a plane that depends on the others.
 SINGULAR = 1e-9
@@ -57,6 +60,7 @@ def solve(
     rounds: int,
     offset: bool,
     dtype: torch.dtype,
+    starts: Starts = "best",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Fit every group, round the coefficients to `dtype`, take the nearest codes of the rounded coefficients.
 
@@ -81,6 +85,7 @@ def solve(
             falling.
         offset: fit z as well, from the solution without it and from a uniform grid.
         dtype: dtype to which alpha and z are rounded (float64: not rounded).
+        starts: starts of a group: greedy, as the papers'; best, a uniform grid as well.
 
     Returns:
         codes [N, K] uint8, alpha [q, N, G] >= 0 and descending along q, z [N, G] or None.
@@ -90,7 +95,7 @@ def solve(
         g,
         q + offset,
         dtype,
-        lambda values: _fit(values, q, rounds, offset, dtype),
+        lambda values: _fit(values, q, rounds, offset, dtype, starts),
         lambda values, fitted: nearest_codes(values, fitted, not offset),
     )
     if offset:
@@ -225,17 +230,20 @@ def alternate(
 
 
 def _fit(
-    values: torch.Tensor, q: int, rounds: int, offset: bool, dtype: torch.dtype
+    values: torch.Tensor, q: int, rounds: int, offset: bool, dtype: torch.dtype, starts: Starts
 ) -> torch.Tensor:
     """[n, length] float32 -> coefficients as stored, [q, n] float64, or with offset [1+q, n], the offset first."""
     data = sort_groups(values.abs())
     start = _canonical(_greedy(data, q), folded=True)
-    alpha = _better_end(data, start, _symmetric_grids(data, q), rounds, dtype, folded=True)
+    best = starts == "best"
+    grids = _symmetric_grids(data, q) if best else []
+    alpha = _better_end(data, start, grids, rounds, dtype, folded=True)
     if not offset:
         return alpha
     data = sort_groups(values)
     start = torch.nn.functional.pad(alpha, (0, 0, 1, 0))
-    return _better_end(data, start, _grids(data, q), rounds, dtype, folded=False)
+    grids = _grids(data, q) if best else []
+    return _better_end(data, start, grids, rounds, dtype, folded=False)
 
 
 def _better_end(
@@ -252,12 +260,15 @@ def _better_end(
     end is compared with the starts once more, all of them rounded.
     """
     row = torch.arange(len(data.square), device=data.square.device)
-    grid = _least(data, row, [each.to(dtype).double() for each in grids], folded)
-    ends, error = alternate(data, row.repeat(2), torch.cat((start, grid), dim=1), rounds, folded)
-    first, second = error.nan_to_num(torch.inf).chunk(2)  # nan: a start beyond dtype's range
-    from_start, from_grid = ends.chunk(2, dim=1)
-    end = torch.where(first <= second, from_start, from_grid)
-    return _least(data, row, [each.to(dtype).double() for each in (end, start, grid)], folded)
+    starts = [start]
+    if grids:
+        starts.append(_least(data, row, [each.to(dtype).double() for each in grids], folded))
+    ends, error = alternate(data, row.repeat(len(starts)), torch.cat(starts, dim=1), rounds, folded)
+    end, *others = ends.chunk(len(starts), dim=1)
+    if others:
+        first, second = error.nan_to_num(torch.inf).chunk(2)  # nan: a start beyond dtype's range
+        end = torch.where(first <= second, end, others[0])
+    return _least(data, row, [each.to(dtype).double() for each in (end, *starts)], folded)
 
 
 def _least(

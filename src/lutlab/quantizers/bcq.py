@@ -3,9 +3,10 @@
     W ~ sum_b alpha_b B_b (+ z),  B_b in {-1, +1}     LUT-GEMM Eq. 1-2 (section 3.1); nuQmm section III
 
     greedy        alpha_b = mean |r|, B_b = sign(r), r -= alpha_b B_b, sign(0) = +1; one pass (Xu et al. section 2)
-    alternating   from there, least squares and nearest codes in turn, to the fixed point (Xu et al. section 3); and
-                  so from a uniform grid, which is not the papers': a group keeps the better end, and binary codes
-                  err no more than the uniform ones that they contain (alternating.py says it exactly)
+    alternating   from there, least squares and nearest codes in turn, to the fixed point (Xu et al. section 3), as
+                  starts=greedy leaves it; by default so from a uniform grid as well, which is not the papers': a group
+                  keeps the better end, and binary codes err no more than the uniform ones that they contain
+                  (alternating.py says it exactly)
 
 With alpha_bits=4 a coefficient is stored in 4 bits, on a grid a row and plane (base/second_order.py), in place of 16:
 in the end coefficients move to grids of their own, and weights take the nearest codes of those.
@@ -38,6 +39,7 @@ class BCQ(Method):
 
     Attributes:
         solver: solver of codes and coefficients: greedy, bit by bit; alternating, refined in rounds.
+        starts: starting points of alternating: greedy, the papers'; best, a uniform grid as well.
         offset: true: each group has an offset beside its q coefficients.
         rounds: largest number of rounds of the solver; a group stops earlier when a round changes nothing.
         alpha_dtype: dtype of stored coefficients and offsets.
@@ -48,6 +50,7 @@ class BCQ(Method):
     format: ClassVar[str] = "bcq"
 
     solver: Literal["greedy", "alternating"] = "alternating"
+    starts: alternating.Starts = "best"
     offset: bool = False
     rounds: Count = 100
     alpha_dtype: ScaleDtype = "fp16"
@@ -71,7 +74,13 @@ class BCQ(Method):
             offset = None
         else:
             codes, alpha, offset = alternating.solve(
-                weight, q, g, rounds=self.rounds, offset=self.offset, dtype=dtype
+                weight,
+                q,
+                g,
+                rounds=self.rounds,
+                offset=self.offset,
+                dtype=dtype,
+                starts=self.starts,
             )
         for coefficient in (alpha,) if offset is None else (alpha, offset):
             if not torch.isfinite(coefficient).all():
