@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lutlab.base import registry
 from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report.published import Published
+from lutlab.experiment.row.spelling import flatten
 from lutlab.experiment.store.record import Record
 
 ACCURACY = 1e-6  # relative: what another order of summing may do
@@ -23,7 +24,7 @@ Place = tuple[str, str, str]  # variant, row, column
 class Change:
     """A cell whose number is another one, is new or is gone: None where there is none.
 
-    Of another one, `cause` says what of the code or the processor is no longer what it was.
+    Of another one, `cause` says what of the code, the settings or the processor is no longer what it was.
     """
 
     place: Place
@@ -103,10 +104,17 @@ def render(comparisons: Sequence[Comparison], origin: str) -> str:
 
 
 def _cause(before: Record, after: Record) -> str:
-    """What moved between two records of a cell, `method/bcq 1 -> 2`: components and vectors, else the processor."""
+    """What moved between two records of a cell: components and settings, vectors, else the processor.
+
+    `method/bcq 1 -> 2`, `options.starts - -> greedy`.
+    """
     one, other = before.provenance, after.provenance
-    old, new = (known.get("identity", {}).get("components", {}) for known in (one, other))
-    moved = [f"{name} {old[name]} -> {new[name]}" for name in old if old[name] != new.get(name)]
+    old, new = (known.get("identity", {}) for known in (one, other))
+    moved = []
+    for kind in ("components", "run"):
+        then, now = (dict(flatten("", identity.get(kind, {}))) for identity in (old, new))
+        differing = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        moved += [f"{name} {then.get(name, '-')} -> {now.get(name, '-')}" for name in differing]
     for name in ("torch_cpu_capability", "cpu"):
         if one.get(name) != other.get(name) and not (name == "cpu" and moved):
             moved.append(f"{name} {one.get(name)} -> {other.get(name)}")

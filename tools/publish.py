@@ -31,7 +31,7 @@ from lutlab.experiment.artifact.artifact import load_artifact
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.run.ending import ended
-from lutlab.experiment.store.provenance import NoAnswer, ask_git, environment, machine_name
+from lutlab.experiment.store.provenance import ask_git, environment, machine_name
 from lutlab.experiment.store.record import LINES, Record, parse_lines
 from lutlab.experiment.store.store import Store
 from tools import changes, render
@@ -69,7 +69,7 @@ def publish(only: str, wanted: str, machine: str | None, prune: bool, jobs: int)
             complete = False
             _say(f"{artifact}: {error}")
     complete &= unlisted(folder, prune)
-    report_changes(folder, about["git_commit"])
+    report_changes(folder)
     return complete
 
 
@@ -245,47 +245,47 @@ def unlisted(folder: Path, prune: bool) -> bool:
     return left <= listed
 
 
-def report_changes(folder: Path, commit: str) -> None:
-    """Write <machine>/changes.md: published numbers beside those of the last commit, where they differ."""
+def report_changes(folder: Path, commit: str = "HEAD") -> None:
+    """Write <machine>/changes.md: published numbers beside those of a commit, where they differ."""
+    commit = ask_git("rev-parse", "--short=10", commit).decode().strip()
     comparisons = [
-        changes.compare(_committed(after, table.parent), after)
+        changes.compare(_committed(after, table.parent, commit), after)
         for table in sorted(folder.glob(f"*/*/{published.TABLE}"))
         for after in [published.read(table.parent)]
     ]
     if not comparisons:
         return
-    text = changes.render(comparisons, f"commit {commit[:10]}")
+    text = changes.render(comparisons, f"commit {commit}")
     path = write_atomically(folder / "changes.md", text.encode())
     differing = sum(len(comparison.changes) for comparison in comparisons)
-    _say(f"{differing} numbers differ from the last commit's, are new or gone: {path}")
+    _say(f"{differing} numbers differ from {commit}'s, are new or gone: {path}")
 
 
-def _committed(after: Published, target: Path) -> Published | None:
-    """An artifact as the last commit has it: its folder's, and variants that came to it from another machine's.
+def _committed(after: Published, target: Path, commit: str) -> Published | None:
+    """An artifact as a commit has it: its folder's, and variants that came to it from another machine's.
 
     None where the commit has nothing of it.
     """
-    files = (_git("ls-tree", "-r", "--name-only", "HEAD", f"./{PUBLISHED}") or "").split("\n")
+    listed = ask_git("ls-tree", "-r", "--name-only", commit, f"./{PUBLISHED}")
+    files = listed.decode().split("\n")
     tables = fnmatch.filter(files, f"*/{after.artifact}/{published.TABLE}")
     before = Published(after.artifact, {}, {})
     for folder in sorted(
         (str(Path(table).parent) for table in tables), key=target.as_posix().__eq__
     ):
         table, lines = (
-            _git("show", f"HEAD:./{folder}/{file}") or "" for file in (published.TABLE, LINES)
+            ask_git("show", f"{commit}:./{folder}/{file}").decode()
+            if f"{folder}/{file}" in files
+            else ""
+            for file in (published.TABLE, LINES)
         )
-        there = published.parse(after.artifact, table, parse_lines(lines, f"HEAD:{folder}/{LINES}"))
+        there = published.parse(
+            after.artifact, table, parse_lines(lines, f"{commit}:{folder}/{LINES}")
+        )
         own = folder == target.as_posix()
         before.cells.update({v: c for v, c in there.cells.items() if own or v in after.cells})
         before.records.update(there.records)
     return before if before.cells else None
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        return ask_git(*arguments).decode()
-    except NoAnswer:  # as of what HEAD does not have: nothing to compare with
-        return None
 
 
 def _say(message: str) -> None:

@@ -359,8 +359,9 @@ def test_new_and_gone_numbers_are_listed_and_counted() -> None:
     after = artifact(NAME, "wiki2", {"opt-30b/fp16": 12.5, "opt-66b/fp16": 9.0})
     for version, made in enumerate((before, after), 1):
         components = {"method/bcq": version, "models": 1}
+        run = {"method": "bcq", "options": {} if version == 1 else {"starts": "greedy"}}
         made.records["opt-30b/fp16"].provenance.update(
-            identity={"components": components}, cpu=str(version)
+            identity={"components": components, "run": run}, cpu=str(version)
         )
     comparison = changes.compare(before, after)
     assert [(c.place[1], c.before, c.after) for c in comparison.changes] == [
@@ -368,6 +369,7 @@ def test_new_and_gone_numbers_are_listed_and_counted() -> None:
         ("opt-30b/q4_g32", 11.0, None),
         ("opt-66b/fp16", None, 9.0),
     ]
+    cause = "method/bcq 1 -> 2; options.starts - -> greedy"
     first = changes.compare(None, artifact(NAME, "wiki2", {"opt-30b/fp16": 1.0}))
     text = changes.render([comparison, first], "commit abc")
     assert "commit abc" in text
@@ -375,7 +377,7 @@ def test_new_and_gone_numbers_are_listed_and_counted() -> None:
     for line in (
         [NAME, "2", "1", "1", "2"],
         [NAME, "1", "0", "0", "1"],
-        ["embedded", "opt-30b/fp16", "wiki2", "10", "12.5", "+25 %", "method/bcq 1 -> 2"],
+        ["embedded", "opt-30b/fp16", "wiki2", "10", "12.5", "+25 %", cause],
         ["embedded", "opt-66b/fp16", "wiki2", "-", "9", "", ""],
     ):
         assert line in cells

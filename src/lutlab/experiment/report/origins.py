@@ -18,6 +18,7 @@ from typing import Any
 from lutlab.base import registry
 from lutlab.experiment.artifact.columns import ColumnSpec
 from lutlab.experiment.artifact.rows import OURS
+from lutlab.experiment.row.spelling import flatten
 from lutlab.experiment.store.record import Record
 
 UNKNOWN = "unknown"
@@ -53,7 +54,7 @@ def facts(records: Sequence[Record]) -> dict[str, str]:
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for record in records:
         for name, value in flatten("", record.provenance):
-            counts[name][value] += 1
+            counts[name][str(value)] += 1
     times = sorted(counts.pop("measured_at", ()))
     texts = {"records": str(len(records))} if records else {}
     for name, values in counts.items():
@@ -93,15 +94,6 @@ def _commit(about: Mapping[str, Any]) -> str:
         return f"commit {str(commit)[:_DIGITS]} and changed files{digest}"
     version = dict(about.get("versions") or {}).get("lutlab")
     return f"commit {UNKNOWN}, lutlab {version or UNKNOWN}{digest}"
-
-
-def flatten(prefix: str, value: object) -> Iterator[tuple[str, str]]:
-    """Nested mappings as (dotted name, text) pairs, in the order given."""
-    if not isinstance(value, Mapping):
-        yield prefix, str(value)
-        return
-    for key, inner in value.items():
-        yield from flatten(f"{prefix}.{key}" if prefix else str(key), inner)
 
 
 # ---- of speeds ----

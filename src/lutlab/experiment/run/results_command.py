@@ -26,8 +26,14 @@ from lutlab.base.errors import LutlabError
 from lutlab.base.escapes import visible
 from lutlab.experiment.records import differ, frame, prune
 from lutlab.experiment.report import csv
-from lutlab.experiment.report.origins import flatten
-from lutlab.experiment.row.spelling import axes, evaluation_from, overrides_of, run_from, shell
+from lutlab.experiment.row.spelling import (
+    axes,
+    evaluation_from,
+    flatten,
+    overrides_of,
+    run_from,
+    shell,
+)
 from lutlab.experiment.run.ending import ended
 from lutlab.experiment.store.record import Record
 from lutlab.experiment.store.store import Store
