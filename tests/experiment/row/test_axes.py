@@ -22,7 +22,10 @@ from tools.published_list import PUBLISHED
 TEXT = TextSpec("c4-train", "folder", "data", limit=3)
 FULL = ModelRun(
     ModelSpec("m", "hub", "a/m", "abc", 2), "bcq", 2.5, 8, calibration=specs.CalibrationSpec(TEXT, 4, 16, 1),
-    options=(("alpha_bits", 16), ("alpha_dtype", "fp16"), ("offset", True), ("rounds", 3), ("solver", "alternating")),
+    options=(
+        ("alpha_bits", 16), ("alpha_dtype", "fp16"), ("offset", True), ("rounds", 3), ("solver", "alternating"),
+        ("starts", "best"),
+    ),
     sublayers=(specs.Sublayer("attention", 3, 8),), budget=3.25, candidates=((2, 8), (2.5, 16)), skip=("*.0.*",),
     layers=(specs.LayerWidth("*.1.*", 4, 16),), tuning=specs.Tuning(3), seed=5,
 )  # fmt: skip
