@@ -50,9 +50,10 @@ class Comparison:
     changes: tuple[Change, ...]
 
 
-def compare(before: Published | None, after: Published) -> Comparison:
-    """Compare cell by cell; `before` is None where nothing was published."""
-    old, new = (_numbers(before) if before else {}), _numbers(after)
+def compare(before: Sequence[Published], after: Published) -> Comparison:
+    """Compare cell by cell. `before`: what each machine had published; of a cell in several the last counts."""
+    old = {place: number for published in before for place, number in _numbers(published).items()}
+    new = _numbers(after)
     columns = load_artifact(after.artifact).columns
     found = []
     for place in sorted(old.keys() | new.keys()):

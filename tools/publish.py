@@ -13,6 +13,7 @@ measured: page and table are written anew from the published records, as this co
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import itertools
 import os
@@ -261,31 +262,22 @@ def report_changes(folder: Path, commit: str = "HEAD") -> None:
     _say(f"{differing} numbers differ from {commit}'s, are new or gone: {path}")
 
 
-def _committed(after: Published, target: Path, commit: str) -> Published | None:
-    """An artifact as a commit has it: its folder's, and variants that came to it from another machine's.
-
-    None where the commit has nothing of it.
-    """
-    listed = ask_git("ls-tree", "-r", "--name-only", commit, f"./{PUBLISHED}")
-    files = listed.decode().split("\n")
+def _committed(after: Published, target: Path, commit: str) -> list[Published]:
+    """An artifact as a commit has it: variants that came from other machines' folders, and last its own folder's."""
+    files = ask_git("ls-tree", "-r", "--name-only", commit, f"./{PUBLISHED}").decode().split("\n")
     tables = fnmatch.filter(files, f"*/{after.artifact}/{published.TABLE}")
-    before = Published(after.artifact, {}, {})
-    for folder in sorted(
-        (str(Path(table).parent) for table in tables), key=target.as_posix().__eq__
-    ):
+    before = []
+    for folder in sorted(map(os.path.dirname, tables), key=target.as_posix().__eq__):
         table, lines = (
             ask_git("show", f"{commit}:./{folder}/{file}").decode()
-            if f"{folder}/{file}" in files
-            else ""
             for file in (published.TABLE, LINES)
         )
-        there = published.parse(
-            after.artifact, table, parse_lines(lines, f"{commit}:{folder}/{LINES}")
-        )
+        records = parse_lines(lines, f"{commit}:{folder}/{LINES}")
+        there = published.parse(after.artifact, table, records)
         own = folder == target.as_posix()
-        before.cells.update({v: c for v, c in there.cells.items() if own or v in after.cells})
-        before.records.update(there.records)
-    return before if before.cells else None
+        cells = {v: c for v, c in there.cells.items() if own or v in after.cells}
+        before.append(dataclasses.replace(there, cells=cells))
+    return before
 
 
 def _say(message: str) -> None:

@@ -333,7 +333,7 @@ def artifact(name: str, column: str, values: dict[str, float], samples=SAMPLES) 
 )
 def test_accuracies(after: float, differs: bool) -> None:
     first, second = (artifact(NAME, "wiki2", {"opt-30b/fp16": ppl}) for ppl in (10.0, after))
-    comparison = changes.compare(first, second)
+    comparison = changes.compare([first], second)
     assert bool(comparison.changes) == differs
     assert (comparison.numbers, comparison.compared) == (1, 1)
 
@@ -351,31 +351,33 @@ def test_speeds(after: float, samples: tuple[float, ...], differs: bool) -> None
     column = next(key for key, spec in columns.items() if spec.evaluator == "kernel_latency")
     before = artifact(TABLE3, column, {"a-row": 10.0})
     now = artifact(TABLE3, column, {"a-row": after}, samples)
-    assert bool(changes.compare(before, now).changes) == differs
+    assert bool(changes.compare([before], now).changes) == differs
 
 
 def test_new_and_gone_numbers_are_listed_and_counted() -> None:
     before = artifact(NAME, "wiki2", {"opt-30b/fp16": 10.0, "opt-30b/q4_g32": 11.0})
     after = artifact(NAME, "wiki2", {"opt-30b/fp16": 12.5, "opt-66b/fp16": 9.0})
+    elsewhere = artifact(NAME, "wiki2", {"opt-30b/fp16": 12.5})  # the same cell of another machine
+    elsewhere.cells["real"] = after.cells["real"] = elsewhere.cells["embedded"]
     for version, made in enumerate((before, after), 1):
         components = {"method/bcq": version, "models": 1}
         run = {"method": "bcq", "options": {} if version == 1 else {"starts": "greedy"}}
         made.records["opt-30b/fp16"].provenance.update(
             identity={"components": components, "run": run}, cpu=str(version)
         )
-    comparison = changes.compare(before, after)
+    comparison = changes.compare([elsewhere, before], after)
     assert [(c.place[1], c.before, c.after) for c in comparison.changes] == [
         ("opt-30b/fp16", 10.0, 12.5),
         ("opt-30b/q4_g32", 11.0, None),
         ("opt-66b/fp16", None, 9.0),
     ]
     cause = "method/bcq 1 -> 2; options.starts - -> greedy"
-    first = changes.compare(None, artifact(NAME, "wiki2", {"opt-30b/fp16": 1.0}))
+    first = changes.compare([], artifact(NAME, "wiki2", {"opt-30b/fp16": 1.0}))
     text = changes.render([comparison, first], "commit abc")
     assert "commit abc" in text
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()]
     for line in (
-        [NAME, "2", "1", "1", "2"],
+        [NAME, "3", "2", "1", "2"],
         [NAME, "1", "0", "0", "1"],
         ["embedded", "opt-30b/fp16", "wiki2", "10", "12.5", "+25 %", cause],
         ["embedded", "opt-66b/fp16", "wiki2", "-", "9", "", ""],
