@@ -39,7 +39,7 @@ from tools.fit import (
 )
 
 ENGINE, GPU = "lut-gemm", "A100-80GB"
-BENCHMARKS = Path("results/published/amd-epyc-avx2-2cores/benchmarks")
+BENCHMARKS = Path("results/published/amd-epyc-25-1-avx2-2cores/benchmarks")
 PRODUCTS, TOKENS = BENCHMARKS / "cpu_gemv_2_threads.json", BENCHMARKS / "engine_llama_7b.json"
 METHODS = {"uniform": "rtn", "bcq": "bcq"}  # of the formats of TOKENS
 PAGE = Path("docs/how-to/predict.md")
@@ -143,9 +143,8 @@ def of_cpu(products: Mapping[str, Any], tokens: Mapping[str, Any]) -> dict[str, 
     ]
     layer_us = statistics.median(beside)
     rates = predict.Rates(1.0, packed, 1.0, layer_us=layer_us, product_us=product_us)
-    read = statistics.median(run["read_gb_s"] for run in runs)
     whole = relative_errors(
-        [_token_off(one, rates, predict.cpu(read * 1e9, 24e9)) for one in steps]
+        [_token_off(one, rates, predict.cpu(one["read_gb_s"] * 1e9, 24e9)) for one in steps]
     )
     return {
         "threads": threads,
