@@ -39,7 +39,6 @@ from tools.published_list import PUBLISHED
 FIGURES = Path("docs") / "figures"
 ZEN_3 = PUBLISHED / "amd-epyc-25-1-avx2-2cores"
 AVX512 = PUBLISHED / "amd-epyc-25-17-avx512-2cores"
-INTEL = PUBLISHED / "intel-xeon-processor-6-167-avx512-2cores"
 
 
 def levels() -> Figure:
@@ -138,7 +137,7 @@ def claims_of_papers() -> Figure:
 
 def mu() -> Figure:
     """Additions that the tables of mu columns save, and the time of the papers' kernel, along mu at q = 3."""
-    cells = lutlab.results(INTEL)
+    cells = lutlab.results(ZEN_3)
     cells = cells[(cells["artifact"] == "mu") & (cells["q"] == 3)]
     cells = cells.assign(mu=cells["row"].str.extract(r"mu(\d+)$")[0].astype(int))
     drawing = Figure(figsize=(7.2, 3.0), layout="constrained")
