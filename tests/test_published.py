@@ -1,5 +1,6 @@
 """Published tables and their records belong together: every measured number has its record, and is its number."""
 
+import json
 import re
 from collections import defaultdict
 from typing import get_args
@@ -79,6 +80,13 @@ def test_records_lie_in_a_few_files_that_the_store_reads():
     assert len(FILES) <= 3 * len(ARTIFACTS) + 15 * len(machines)  # benchmarks beside artifacts
     assert {p.name for p in FILES if p.parent in ARTIFACTS} <= NAMES
     assert all(Store(machine).all() for machine in MACHINES)  # verifies checksums and ids
+
+
+def test_every_benchmark_names_its_commit_and_processor():
+    benchmarks = [json.loads(p.read_text()) for p in FILES if p.parent.name == "benchmarks"]
+    assert benchmarks
+    for origin in (benchmark["origin"] for benchmark in benchmarks):
+        assert origin.keys() >= {"git_commit", "git_dirty", "cpu", "isa", "date"}
 
 
 def test_no_published_file_names_a_folder_of_a_machine():
