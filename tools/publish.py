@@ -3,11 +3,12 @@
     results/published/list.yaml ─▶ run.py, into results/publishing ─▶ results/published/<machine>/
                                                                    against the last commit └▶ changes.md
 
-Artifacts under the same overrides are one call. Accuracies first, several rows at once with one thread each; then, one
-row at a time, what measures the machine. It wants a clean tree and nobody else at work on the machine. A run that was
-stopped goes on where it was; only cells of the plan of this code are published. What cannot be measured here, or is no
-variant that --variants names, is said and stays as it was published, unless --prune. With --render-only nothing is
-measured: page and table are written anew from the published records, as this code reads and judges them.
+Artifacts under the same overrides are one call. Accuracies first, several rows at once with one thread each, and AVX2
+where the processor has AVX-512; then, one row at a time, what measures the machine. It wants a clean tree and nobody
+else at work on the machine. A run that was stopped goes on where it was; only cells of the plan of this code are
+published. What cannot be measured here, or is no variant that --variants names, is said and stays as it was published,
+unless --prune. With --render-only nothing is measured: page and table are written anew from the published records, as
+this code reads and judges them.
 """
 
 from __future__ import annotations
@@ -35,10 +36,18 @@ from lutlab.experiment.run.ending import ended
 from lutlab.experiment.store.provenance import ask_git, environment, machine_name
 from lutlab.experiment.store.record import LINES, Record, parse_lines
 from lutlab.experiment.store.store import Store
+from lutlab.kernels.codegen.isa import detect
 from tools import changes, render
 from tools.published_list import PUBLISHED, Variant, read_list
 
 WORK = Path("results") / "publishing"
+# Of accuracies: sums in the order of AVX2, so that machines with AVX-512 have the digits of those without it.
+AVX2 = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "LUTLAB_ISA": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
 
 
 class NotMeasured(Exception):
@@ -108,7 +117,7 @@ def measure(variants: Sequence[Variant], alone: bool, jobs: int) -> None:
     command += [f"results={WORK}", "logger=none", f"alone={str(alone).lower()}"]
     own = dict(os.environ)
     if not alone:
-        own["OMP_NUM_THREADS"] = "1"
+        own |= {"OMP_NUM_THREADS": "1"} | (AVX2 if detect().name == "avx512" else {})
         if jobs > 1:
             command += ["hydra/launcher=joblib", f"hydra.launcher.n_jobs={jobs}"]
     _say(f"{'speeds' if alone else 'accuracies'} of {names}, {variants[0].name}")

@@ -20,6 +20,7 @@ from lutlab.experiment.artifact.predicted import reason_of
 from lutlab.experiment.report import csv, published
 from lutlab.experiment.report.published import Published
 from lutlab.experiment.store.record import Record
+from lutlab.kernels.codegen.isa import Isa
 from tools import changes, publish, render
 from tools.published_list import LIST, read_list
 
@@ -314,6 +315,24 @@ def test_a_real_run_is_published_and_goes_on_where_it_was(checkout, capfd, monke
     assert {json.dumps(r.run["q"]) for r in first.records.values()} == {"16", "3"}
     assert publish.main(["--machine", "here", "--jobs", "2"]) == 0
     assert kept() == first
+
+
+@pytest.mark.parametrize(
+    ("isa", "alone", "own"),
+    [("avx512", False, "avx2"), ("avx512", True, None), ("neon", False, None)],
+)
+def test_accuracies_of_avx512_are_of_avx2(checkout, monkeypatch, isa, alone, own) -> None:
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    monkeypatch.setattr(publish, "detect", lambda: Isa(isa, ()))
+    given = []
+
+    def ran(command, env, **_):
+        given.append(env)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(publish.subprocess, "run", ran)
+    publish.measure(read_list(NAME), alone, jobs=1)
+    assert [env.get("ATEN_CPU_CAPABILITY") for env in given] == [own]
 
 
 SAMPLES = (1.0, 0.9, 1.1, 1.2, 0.8)  # quartiles 0.9 and 1.1: a number may be 1.11 times another
