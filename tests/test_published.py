@@ -55,6 +55,19 @@ def test_every_measured_number_is_that_of_a_record(folder):
     assert {record.provenance["git_dirty"] for record in records.values()} == {False}
 
 
+def test_accuracies_by_avx2_have_the_same_digits_on_two_processors():
+    of_cell = defaultdict(dict)  # cell id -> processor -> values
+    for folder in ARTIFACTS:
+        for record in read_lines(folder / "records.jsonl").values():
+            about = record.provenance
+            reads = about["identity"].keys() & {"text", "speed"} == {"text"}
+            if reads and about["torch_cpu_capability"] == "AVX2":
+                of_cell[record.cell_id][about["cpu"]] = record.values
+    twice = [list(of.values()) for of in of_cell.values() if len(of) > 1]
+    assert twice
+    assert [values for values in twice if values != values[:1] * len(values)] == []
+
+
 @of_each
 def test_its_page_has_a_section_for_each_variant_of_the_list(folder):
     stored = published.read(folder)

@@ -41,7 +41,7 @@ from tools import changes, render
 from tools.published_list import PUBLISHED, Variant, read_list
 
 WORK = Path("results") / "publishing"
-# Of accuracies: sums in the order of AVX2, so that machines with AVX-512 have the digits of those without it.
+# Where a processor has AVX-512, accuracies are measured under these: so they have the digits of one without it.
 AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "LUTLAB_ISA": "avx2",
